@@ -1,0 +1,323 @@
+package registry
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/policy"
+	"google.golang.org/protobuf/proto"
+)
+
+// lapseMemory is how long an endpoint whose lease expired may still count as lost together with others.
+const lapseMemory = time.Minute
+
+// Builder makes Snapshots from the records of a store. A bad record is reported and changes nothing: what its key held
+// before stays in force. Records under keys that the Builder doesn't know are left to later versions.
+//
+// An endpoint that was draining when its record went away was taken out on purpose. Any other has lapsed: the lease of
+// its agent expired. A service that has no endpoint left keeps showing those that lapsed within a minute until another
+// one registers, so that agents that lose the store together don't take a service away.
+type Builder struct {
+	bad      func(key string, err error)
+	services map[ServiceName]*state
+	changed  map[ServiceName]bool // since the current snapshot
+	revision int64
+	current  *Snapshot
+}
+
+// state is what a Builder knows of one service.
+type state struct {
+	recorded  bool
+	endpoints map[EndpointID]Endpoint
+	lapsed    map[EndpointID]lapse
+	document  *meshv1.ServicePolicy // nil: none
+	policy    policy.Policy
+	revision  int64 // of the policy
+}
+
+type lapse struct {
+	endpoint Endpoint
+	at       time.Time
+}
+
+// NewBuilder returns a Builder that knows what is in a snapshot; nil is the empty one. bad is called for each bad
+// record; nil ignores them.
+func NewBuilder(from *Snapshot, bad func(key string, err error)) *Builder {
+	if from == nil {
+		from = &Snapshot{Services: map[ServiceName]*Service{}}
+	}
+	if bad == nil {
+		bad = func(string, error) {}
+	}
+	b := &Builder{
+		bad:      bad,
+		services: map[ServiceName]*state{},
+		changed:  map[ServiceName]bool{},
+		revision: from.Revision,
+		current:  from,
+	}
+	for name, service := range from.Services {
+		s := b.service(name)
+		s.recorded, s.document, s.policy, s.revision = true, service.Document, service.Policy, service.PolicyRevision
+		for _, e := range service.Endpoints {
+			s.endpoints[e.ID()] = e
+		}
+	}
+	return b
+}
+
+// Put applies a record that was written.
+func (b *Builder) Put(r Record) {
+	if err := b.put(r); err != nil {
+		b.bad(r.Key, err)
+	}
+	b.Advance(r.Revision)
+}
+
+// Delete applies the deletion of a key.
+func (b *Builder) Delete(now time.Time, key string, revision int64) {
+	b.remove(now, key)
+	b.Advance(revision)
+}
+
+// Replace applies a complete list of the records of the store at a revision, which may be lower than the last one if
+// the store lost data.
+func (b *Builder) Replace(now time.Time, records []Record, revision int64) {
+	present := make(map[string]bool, len(records))
+	for _, r := range records {
+		present[r.Key] = true
+	}
+	for _, key := range b.keys() {
+		if !present[key] {
+			b.remove(now, key)
+		}
+	}
+	for _, r := range records {
+		b.Put(r)
+	}
+	b.revision = revision
+}
+
+// Advance notes that everything up to a revision has been applied.
+func (b *Builder) Advance(revision int64) { b.revision = max(b.revision, revision) }
+
+// Snapshot returns the state as of now. It shares with earlier snapshots all services that are the same.
+func (b *Builder) Snapshot() *Snapshot {
+	if len(b.changed) == 0 && b.revision == b.current.Revision {
+		return b.current
+	}
+	services := b.current.Services
+	if len(b.changed) > 0 {
+		services = maps.Clone(services)
+	}
+	for name := range b.changed {
+		s := b.services[name]
+		if s.known() {
+			services[name] = s.snapshot(name)
+			continue
+		}
+		delete(services, name)
+		delete(b.services, name)
+	}
+	clear(b.changed)
+	b.current = &Snapshot{Revision: b.revision, Services: services}
+	return b.current
+}
+
+func (b *Builder) service(name ServiceName) *state {
+	s := b.services[name]
+	if s == nil {
+		s = &state{
+			endpoints: map[EndpointID]Endpoint{},
+			lapsed:    map[EndpointID]lapse{},
+			policy:    policy.Default(),
+		}
+		b.services[name] = s
+	}
+	return s
+}
+
+// keys returns those of all records that are in force.
+func (b *Builder) keys() []string {
+	var keys []string
+	for name, s := range b.services {
+		if s.recorded {
+			keys = append(keys, name.Key())
+		}
+		if s.document != nil {
+			keys = append(keys, name.PolicyKey())
+		}
+		for id := range s.endpoints {
+			keys = append(keys, EndpointKeys+string(id))
+		}
+	}
+	return keys
+}
+
+func (b *Builder) put(r Record) error {
+	if name, ok := strings.CutPrefix(r.Key, ServiceKeys); ok {
+		return b.putServiceRecord(name, r.Value)
+	}
+	if id, ok := strings.CutPrefix(r.Key, EndpointKeys); ok {
+		return b.putEndpointRecord(EndpointID(id), r.Value)
+	}
+	if name, ok := strings.CutPrefix(r.Key, PolicyKeys); ok {
+		return b.putPolicyRecord(name, r)
+	}
+	return nil
+}
+
+func (b *Builder) putServiceRecord(name string, value []byte) error {
+	record := new(meshv1.ServiceRecord)
+	if err := decode(value, record); err != nil {
+		return err
+	}
+	if record.GetName() != name {
+		return fmt.Errorf("the record under this key is that of service %q", record.GetName())
+	}
+	return b.putService(ServiceName(name))
+}
+
+func (b *Builder) putService(name ServiceName) error {
+	if err := name.Validate(); err != nil {
+		return err
+	}
+	if s := b.service(name); !s.recorded {
+		s.recorded = true
+		b.changed[name] = true
+	}
+	return nil
+}
+
+func (b *Builder) putEndpointRecord(id EndpointID, value []byte) error {
+	record := new(meshv1.EndpointRecord)
+	if err := decode(value, record); err != nil {
+		return err
+	}
+	e, err := EndpointFromProto(record)
+	if err != nil {
+		return err
+	}
+	if e.ID() != id {
+		return fmt.Errorf("the record under this key is that of endpoint %q", e.ID())
+	}
+	b.putEndpoint(e)
+	return nil
+}
+
+func (b *Builder) putEndpoint(e Endpoint) {
+	if b.service(e.Service).register(e) {
+		b.changed[e.Service] = true
+	}
+}
+
+func (b *Builder) putPolicyRecord(name string, r Record) error {
+	doc, err := PolicyFromValue(r.Value, r.Revision)
+	if err != nil {
+		return err
+	}
+	if got := doc.GetMetadata().GetName(); got != name {
+		return fmt.Errorf("the policy under this key is that of service %q", got)
+	}
+	return b.putPolicy(doc, r.Revision)
+}
+
+func (b *Builder) putPolicy(doc *meshv1.ServicePolicy, revision int64) error {
+	p, err := policy.Compile(doc)
+	if err != nil {
+		return err
+	}
+	name := ServiceName(doc.GetMetadata().GetName())
+	if s := b.service(name); !proto.Equal(s.document, doc) {
+		s.document, s.policy, s.revision = doc, p, revision
+		b.changed[name] = true
+	}
+	return nil
+}
+
+func (b *Builder) remove(now time.Time, key string) {
+	kind, rest, _ := strings.Cut(key, "/")
+	service, below, _ := strings.Cut(rest, "/")
+	s := b.services[ServiceName(service)]
+	if s == nil {
+		return
+	}
+	var news bool
+	switch {
+	case kind+"/" == EndpointKeys:
+		news = s.unregister(now, EndpointID(rest))
+	case below != "":
+	case kind+"/" == ServiceKeys:
+		news = s.recorded
+		s.recorded = false
+	case kind+"/" == PolicyKeys:
+		news = s.document != nil
+		s.document, s.policy, s.revision = nil, policy.Default(), 0
+	}
+	if news {
+		b.changed[ServiceName(service)] = true
+	}
+}
+
+// register reports whether e is news.
+func (s *state) register(e Endpoint) bool {
+	id := e.ID()
+	if old, ok := s.endpoints[id]; ok && old == e {
+		return false
+	}
+	if len(s.endpoints) == 0 {
+		clear(s.lapsed)
+	}
+	delete(s.lapsed, id)
+	s.endpoints[id] = e
+	return true
+}
+
+// unregister reports whether that is news. Only here are earlier lapses forgotten, so that those that the last endpoint
+// leaves behind stay.
+func (s *state) unregister(now time.Time, id EndpointID) bool {
+	e, ok := s.endpoints[id]
+	if !ok {
+		return false
+	}
+	delete(s.endpoints, id)
+	if e.State != Draining {
+		s.lapsed[id] = lapse{endpoint: e, at: now}
+	}
+	maps.DeleteFunc(s.lapsed, func(_ EndpointID, l lapse) bool { return now.Sub(l.at) > lapseMemory })
+	return true
+}
+
+func (s *state) known() bool {
+	return s.recorded || s.document != nil || len(s.endpoints) > 0 || len(s.lapsed) > 0
+}
+
+func (s *state) snapshot(name ServiceName) *Service {
+	return &Service{
+		Name:           name,
+		Endpoints:      s.shown(),
+		Policy:         s.policy,
+		Document:       s.document,
+		PolicyRevision: s.revision,
+	}
+}
+
+// shown returns the endpoints that requests may go to, in the order of their IDs.
+func (s *state) shown() []Endpoint {
+	shown := s.endpoints
+	if len(shown) == 0 {
+		shown = make(map[EndpointID]Endpoint, len(s.lapsed))
+		for id, l := range s.lapsed {
+			shown[id] = l.endpoint
+		}
+	}
+	var endpoints []Endpoint
+	for _, id := range slices.Sorted(maps.Keys(shown)) {
+		endpoints = append(endpoints, shown[id])
+	}
+	return endpoints
+}
