@@ -1,0 +1,110 @@
+package balancer
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// random picks uniformly at random. It needs no state, and is the yardstick for all others: with it, the number of
+// requests on a replica varies as much as chance lets it.
+type random struct {
+	rng *rand.Rand
+	set *Set
+}
+
+func (r *random) Update(_ time.Time, set *Set) { r.set = set }
+
+func (r *random) Pick(time.Time, Request) (*Endpoint, Class) {
+	return r.set.Endpoints[r.rng.IntN(len(r.set.Endpoints))], Ruled
+}
+
+// roundRobin picks each replica in turn. It gives every replica the same number of requests, whatever they cost there.
+type roundRobin struct {
+	set  *Set
+	next int
+}
+
+func (r *roundRobin) Update(_ time.Time, set *Set) {
+	r.set = set
+	r.next %= len(set.Endpoints)
+}
+
+func (r *roundRobin) Pick(time.Time, Request) (*Endpoint, Class) {
+	e := r.set.Endpoints[r.next]
+	r.next++
+	if r.next == len(r.set.Endpoints) {
+		r.next = 0
+	}
+	return e, Ruled
+}
+
+// leastLoaded picks the replica to which this agent has the fewest requests in flight; of equals, the next in cyclic
+// order after the last pick, as NGINX and Envoy do (Prequal §5.2, "LeastLoaded"). It cannot see the requests of others.
+type leastLoaded struct {
+	set      *Set
+	counters []*counter
+	last     int
+}
+
+func (l *leastLoaded) Update(_ time.Time, set *Set) {
+	l.set = set
+	l.counters = l.counters[:0]
+	for _, e := range set.Endpoints {
+		l.counters = append(l.counters, e.counter)
+	}
+	l.last %= len(set.Endpoints)
+}
+
+func (l *leastLoaded) Pick(time.Time, Request) (*Endpoint, Class) {
+	start := l.last + 1
+	best, least := leastOf(l.counters[start:], -1, rifMask)
+	if best >= 0 {
+		best += start
+	}
+	if least > 0 {
+		if i, rif := leastOf(l.counters[:start], -1, least); i >= 0 {
+			best, least = i, rif
+		}
+	}
+	l.last = best
+	return l.set.Endpoints[best], Ruled
+}
+
+// leastOf returns the first counter with the lowest RIF below the given one. It stops at 0: there is nothing lower.
+func leastOf(counters []*counter, best, least int) (int, int) {
+	for i, c := range counters {
+		if rif := c.rif(); rif < least {
+			best, least = i, rif
+			if rif == 0 {
+				break
+			}
+		}
+	}
+	return best, least
+}
+
+// p2c picks the less loaded of two replicas chosen at random, by this agent's own requests in flight ("power of two
+// choices"; Prequal §5.2, "LL-Po2C"). The two are drawn without replacement.
+type p2c struct {
+	rng *rand.Rand
+	set *Set
+}
+
+func (p *p2c) Update(_ time.Time, set *Set) { p.set = set }
+
+func (p *p2c) Pick(time.Time, Request) (*Endpoint, Class) {
+	n := len(p.set.Endpoints)
+	if n == 1 {
+		return p.set.Endpoints[0], Ruled
+	}
+	i := p.rng.IntN(n)
+	j := p.rng.IntN(n - 1)
+	if j >= i {
+		j++
+	}
+	a, b := p.set.Endpoints[i], p.set.Endpoints[j]
+	if b.RIF() < a.RIF() {
+		return b, Ruled
+	}
+	return a, Ruled
+}

@@ -1,0 +1,175 @@
+// Package dataplane runs the traffic of one node: requests out, requests in, and the probes between agents.
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/dataplane/httpio"
+	"github.com/headroom-mesh/headroom/dataplane/inbound"
+	"github.com/headroom-mesh/headroom/dataplane/load"
+	"github.com/headroom-mesh/headroom/dataplane/outbound"
+	"github.com/headroom-mesh/headroom/dataplane/probe"
+	"github.com/headroom-mesh/headroom/dataplane/transport"
+	"github.com/headroom-mesh/headroom/registry"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// Config configures a Dataplane.
+type Config struct {
+	Node registry.NodeName
+	// Transport connects agents. Default transport.Plain.
+	Transport transport.Transport
+	// DrainTimeout bounds the time for requests in flight at the end. Default 30s.
+	DrainTimeout time.Duration
+	Log          *slog.Logger          // nil: no logs
+	AccessLog    *slog.Logger          // nil: no access log
+	Metrics      prometheus.Registerer // nil: not exported
+}
+
+// Dataplane is safe for concurrent use.
+type Dataplane struct {
+	cfg      Config
+	started  time.Time
+	inbound  *inbound.Inbound
+	outbound *outbound.Outbound
+	probes   *probe.Client
+	mux      *transport.Mux
+	http     net.Listener
+	probing  net.Listener
+	rpc      net.Listener
+}
+
+// New returns a Dataplane that knows no service and serves nothing yet.
+func New(cfg Config) (*Dataplane, error) {
+	if cfg.Transport == nil {
+		cfg.Transport = transport.Plain{}
+	}
+	d := &Dataplane{cfg: cfg, started: time.Now()}
+	d.inbound = inbound.New(inbound.Config{Log: cfg.Log, Metrics: cfg.Metrics})
+	var err error
+	d.probes, err = probe.NewClient(probe.Config{
+		Dial:  d.dialer(transport.Probe),
+		State: func(agent netip.AddrPort, up bool) { d.outbound.SetReachable(agent, up) },
+		Log:   cfg.Log, Metrics: cfg.Metrics,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.outbound = outbound.New(outbound.Config{
+		Node: cfg.Node, Inbound: d.inbound, Dial: d.dialer(transport.HTTP), Prober: d.probes,
+		Log: cfg.Log, AccessLog: cfg.AccessLog, Metrics: cfg.Metrics,
+	})
+	d.mux = transport.NewMux(cfg.Transport, cfg.Log, cfg.Metrics)
+	d.http, d.probing, d.rpc = d.mux.Listener(transport.HTTP), d.mux.Listener(transport.Probe), d.mux.Listener(transport.RPC)
+	return d, nil
+}
+
+func (d *Dataplane) dialer(p transport.Protocol) func(context.Context, netip.AddrPort) (net.Conn, error) {
+	return func(ctx context.Context, agent netip.AddrPort) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+		return d.cfg.Transport.Dial(ctx, agent, p)
+	}
+}
+
+// dialTimeout bounds a connection to another agent: a packet lost on the way is sent again within it.
+const dialTimeout = 1500 * time.Millisecond
+
+// DialPeer connects to the RPC service of another agent.
+func (d *Dataplane) DialPeer(ctx context.Context, agent netip.AddrPort) (net.Conn, error) {
+	return d.dialer(transport.RPC)(ctx, agent)
+}
+
+// PeerListener is where other agents connect to this agent's RPC service.
+func (d *Dataplane) PeerListener() net.Listener { return d.rpc }
+
+// Update applies a snapshot of the registry.
+func (d *Dataplane) Update(s *registry.Snapshot) { d.outbound.Update(time.Now(), s) }
+
+// UpdateLocal replaces the replicas of this node. It must not be called concurrently.
+func (d *Dataplane) UpdateLocal(endpoints []registry.Endpoint) { d.inbound.Update(endpoints) }
+
+// Run serves callers on proxy and other agents on mesh until ctx ends. Then it takes no new requests, lets those in
+// flight finish, and returns.
+func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener) error {
+	// Probes and peers are served until the last request is answered.
+	rest, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	var serving, background sync.WaitGroup
+	errs := make(chan error, 6)
+	responder := probe.Responder{Lookup: d.inbound.Probe}
+	run := func(wg *sync.WaitGroup, f func() error) { wg.Go(func() { errs <- f() }) }
+
+	run(&background, func() error { return d.mux.Run(rest, mesh) })
+	run(&background, func() error { return d.probes.Run(rest) })
+	run(&background, func() error { return d.outbound.Run(rest) })
+	run(&background, func() error { return responder.Serve(rest, d.probing) })
+	run(&serving, func() error { return d.server(d.outbound.Handler(), 0).Run(ctx, proxy) })
+	// Other agents close idle connections first: a request must not meet a connection that is just being closed.
+	run(&serving, func() error { return d.server(d.inbound, 5*time.Minute).Run(ctx, d.http) })
+
+	serving.Wait()
+	stop()
+	background.Wait()
+	close(errs)
+	var all error
+	for err := range errs {
+		all = errors.Join(all, err)
+	}
+	return all
+}
+
+func (d *Dataplane) answer(id registry.EndpointID) probe.Answer {
+	return d.inbound.Probe(time.Now(), id)
+}
+
+// Observe describes what this agent sees now of one service, or of all if service is empty.
+func (d *Dataplane) Observe(service registry.ServiceName) *meshv1.Observation {
+	now := time.Now()
+	o := &meshv1.Observation{
+		Node:     string(d.cfg.Node),
+		Time:     timestamppb.New(now),
+		Started:  timestamppb.New(d.started),
+		Outbound: d.outbound.Observe(now, service),
+	}
+	d.inbound.Each(func(r *inbound.Replica) {
+		if service == "" || r.Endpoint.Service == service {
+			o.Inbound = append(o.Inbound, inboundView(now, r))
+		}
+	})
+	return o
+}
+
+func inboundView(now time.Time, r *inbound.Replica) *meshv1.InboundView {
+	requests, errors := r.Load.Totals()
+	report := r.Load.Report(now)
+	return &meshv1.InboundView{
+		Id:       string(r.Endpoint.ID()),
+		State:    r.Endpoint.State.Proto(),
+		Rif:      report.RIF,
+		Latency:  latency(report),
+		Requests: requests,
+		Errors:   errors,
+	}
+}
+
+func latency(r load.Report) *durationpb.Duration {
+	if !r.Known {
+		return nil
+	}
+	return durationpb.New(r.Latency)
+}
+
+func (d *Dataplane) server(h http.Handler, idle time.Duration) httpio.Server {
+	return httpio.Server{Handler: h, IdleTimeout: idle, DrainTimeout: d.cfg.DrainTimeout, Log: d.cfg.Log}
+}

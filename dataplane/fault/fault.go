@@ -1,0 +1,73 @@
+// Package fault is the closed list of reasons for which the data plane itself answers a request, and what it then says.
+package fault
+
+import (
+	"fmt"
+	"net/http"
+)
+
+// Header carries the reason in an answer that the data plane gave itself. An answer without it comes from a replica.
+const Header = "Headroom-Reason"
+
+// Reason is why a request got no answer from a replica. It is the value of the header and of metric labels.
+type Reason string
+
+const (
+	None               Reason = ""
+	BadRequest         Reason = "bad_request"         // the request can't be parsed
+	NotMesh            Reason = "not_mesh"            // the host is not SERVICE.mesh
+	UnknownService     Reason = "unknown_service"     // no such service was ever registered
+	NoEndpoints        Reason = "no_endpoints"        // the service has no replicas
+	NoneReady          Reason = "none_ready"          // all replicas are unhealthy or leaving
+	ConnectFailed      Reason = "connect_failed"      // no connection to the replica
+	UnknownEndpoint    Reason = "unknown_endpoint"    // the replica is not on that node (any more)
+	RetriesExhausted   Reason = "retries_exhausted"   // no replica could be connected to, and no retry is left
+	Reset              Reason = "upstream_reset"      // the connection broke before the answer was complete
+	Timeout            Reason = "timeout"             // the service's timeout ran out
+	UnsupportedRequest Reason = "unsupported_request" // CONNECT
+	Canceled           Reason = "canceled"            // the caller went away; nobody sees the answer
+)
+
+// Status returns the HTTP status that goes with the reason.
+func (r Reason) Status() int {
+	switch r {
+	case BadRequest:
+		return http.StatusBadRequest
+	case NotMesh, UnknownService:
+		return http.StatusNotFound
+	case UnsupportedRequest:
+		return http.StatusNotImplemented
+	case Reset:
+		return http.StatusBadGateway
+	case Timeout:
+		return http.StatusGatewayTimeout
+	case Canceled:
+		return 499 // nginx's "client closed request"; only logs and metrics see it
+	default:
+		return http.StatusServiceUnavailable
+	}
+}
+
+// Unsent reports whether a peer's answer with this reason means that no replica has seen the request.
+func (r Reason) Unsent() bool { return r == ConnectFailed || r == UnknownEndpoint }
+
+// Error is a fault with its particulars.
+type Error struct {
+	Reason Reason
+	Detail string // one sentence for the caller
+}
+
+func (e *Error) Error() string { return string(e.Reason) + ": " + e.Detail }
+
+// New returns an Error.
+func New(r Reason, format string, args ...any) *Error {
+	return &Error{Reason: r, Detail: fmt.Sprintf(format, args...)}
+}
+
+// Write answers a request with the fault.
+func (e *Error) Write(w http.ResponseWriter) {
+	w.Header().Set(Header, string(e.Reason))
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(e.Reason.Status())
+	fmt.Fprintf(w, "headroom: %s\n", e.Detail)
+}

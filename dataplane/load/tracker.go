@@ -1,0 +1,94 @@
+package load
+
+import (
+	"sync"
+	"time"
+)
+
+// FailurePenalty is the least latency that a failed request counts for. A replica that fails fast would otherwise look
+// fast and draw traffic ("sinkholing", Prequal §4).
+const FailurePenalty = time.Second
+
+// Outcome says how a request ended at the replica.
+type Outcome int
+
+const (
+	OK       Outcome = iota
+	Failed           // the replica could not be reached, broke off, or answered 5xx
+	Canceled         // the caller gave up
+)
+
+// Tracker counts the requests in flight of one replica and estimates its latency. It is safe for concurrent use.
+//
+// A request counts from the moment it is handed to the replica until the response has been taken over in full
+// (Prequal §4, "Load signals").
+type Tracker struct {
+	mu sync.Mutex
+	// mu guards the fields below.
+
+	rif       int32
+	estimator estimator
+	requests  uint64
+	errors    uint64
+}
+
+// Token stands for one request in flight.
+type Token struct {
+	start time.Time
+	rif   int32 // seen on arrival, this request not counted
+}
+
+// Begin counts a request in.
+func (t *Tracker) Begin(now time.Time) Token {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	token := Token{start: now, rif: t.rif}
+	t.rif++
+	t.requests++
+	return token
+}
+
+// End counts a request out. It must be called exactly once for each Begin, whichever way the request ended: a request
+// that is never counted out makes the replica look busy for ever.
+func (t *Tracker) End(now time.Time, token Token, outcome Outcome) {
+	took := now.Sub(token.start)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.rif--
+	switch outcome {
+	case OK:
+		t.estimator.add(now, token.rif, took)
+	case Failed:
+		t.errors++
+		t.estimator.add(now, token.rif, max(took, FailurePenalty))
+	case Canceled:
+		// The request would have taken at least this long. That is news only if more was not expected anyway.
+		if expected, known := t.estimator.estimate(now, token.rif); !known || took > expected {
+			t.estimator.add(now, token.rif, took)
+		}
+	}
+}
+
+// Report returns the load at this moment.
+func (t *Tracker) Report(now time.Time) Report {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	latency, known := t.estimator.estimate(now, t.rif)
+	return Report{RIF: t.rif, Latency: min(latency, MaxLatency), Known: known}
+}
+
+// ReportLeaving returns the load without the one request that is just being answered.
+func (t *Tracker) ReportLeaving(now time.Time) Report {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	rif := max(t.rif-1, 0)
+	latency, known := t.estimator.estimate(now, rif)
+	return Report{RIF: rif, Latency: min(latency, MaxLatency), Known: known}
+}
+
+// Totals returns how many requests were begun and how many of them failed.
+func (t *Tracker) Totals() (requests, errors uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.requests, t.errors
+}

@@ -1,0 +1,299 @@
+package outbound
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/balancer"
+	"github.com/headroom-mesh/headroom/dataplane/fault"
+	"github.com/headroom-mesh/headroom/dataplane/httpio"
+	"github.com/headroom-mesh/headroom/dataplane/load"
+	"github.com/headroom-mesh/headroom/policy"
+	"github.com/headroom-mesh/headroom/registry"
+)
+
+// maxTries bounds the tries of one request; the retry budget bounds those of all (SRE book, ch. 21: three attempts).
+const maxTries = 3
+
+// engine is the part of Outbound that stands on net/http.
+type engine struct {
+	outbound  *Outbound
+	transport *http.Transport // to other agents
+	proxy     *httputil.ReverseProxy
+}
+
+func newEngine(o *Outbound) *engine {
+	en := &engine{outbound: o}
+	en.transport = &http.Transport{
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			agent, err := netip.ParseAddrPort(address)
+			if err != nil {
+				return nil, &httpio.Unconnected{Err: err}
+			}
+			c, err := o.cfg.Dial(ctx, agent)
+			if err != nil {
+				return nil, &httpio.Unconnected{Err: err}
+			}
+			return c, nil
+		},
+		MaxIdleConnsPerHost: 1024,
+		IdleConnTimeout:     90 * time.Second,
+		DisableCompression:  true,
+	}
+	en.proxy = httpio.NewProxy(en.roundTrip, o.cfg.Log)
+	return en
+}
+
+// exchange is one request on its way through the agent. It travels in the request's context.
+type exchange struct {
+	service  *service
+	start    time.Time
+	tries    int
+	endpoint registry.EndpointID // of the last try
+	status   int
+	reason   fault.Reason
+}
+
+type exchangeKey struct{}
+
+// serve answers one request of a caller on this node.
+func (en *engine) serve(w http.ResponseWriter, r *http.Request) {
+	x := &exchange{start: time.Now()}
+	defer en.outbound.account(r, x)
+	s, refusal := en.route(r)
+	if refusal != nil {
+		x.status, x.reason = refusal.Reason.Status(), refusal.Reason
+		refusal.Write(w)
+		return
+	}
+	x.service = s
+	s.use(x.start)
+	ctx := context.WithValue(r.Context(), exchangeKey{}, x)
+	if limit := s.policy.Load().Timeout; limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
+	httpio.StripHeaders(r.Header)
+	en.proxy.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// route finds the service that the request is for.
+func (en *engine) route(r *http.Request) (*service, *fault.Error) {
+	if r.Method == http.MethodConnect {
+		return nil, fault.New(fault.UnsupportedRequest, "CONNECT is not supported; send plain HTTP requests for SERVICE.%s", Domain)
+	}
+	name, ok := serviceOf(r.Host)
+	if !ok {
+		return nil, fault.New(fault.NotMesh, "host %q is not SERVICE.%s", r.Host, Domain)
+	}
+	s := en.outbound.service(name)
+	if s == nil {
+		return nil, fault.New(fault.UnknownService, "no service %q is registered; `meshctl services` lists those that are", name)
+	}
+	return s, nil
+}
+
+// serviceOf returns the service that a Host header names.
+func serviceOf(host string) (registry.ServiceName, bool) {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	name, ok := strings.CutSuffix(host, "."+Domain)
+	return registry.ServiceName(name), ok && name != ""
+}
+
+// roundTrip tries replicas until one has taken the request, and returns its response.
+func (en *engine) roundTrip(r *http.Request) (*http.Response, error) {
+	x := r.Context().Value(exchangeKey{}).(*exchange)
+	replay := replayable(r)
+	body, _ := replay.next()
+	var tried [maxTries]*balancer.Endpoint
+	for {
+		picked, err := en.outbound.pick(x, r, tried[:x.tries])
+		if err != nil {
+			return x.fail(pickFault(x.service.name, err))
+		}
+		tried[x.tries] = picked.Endpoint
+		x.tries++
+		x.endpoint = picked.Endpoint.ID
+		resp, failure := en.try(r, body, picked)
+		if failure == nil {
+			x.status = resp.StatusCode
+			return resp, nil
+		}
+		if !failure.Reason.Unsent() {
+			return x.fail(failure)
+		}
+		var again bool
+		if body, again = replay.next(); !again || x.tries == maxTries || !x.service.retry() {
+			return x.fail(fault.New(fault.RetriesExhausted, "no connection after %d tries: %s", x.tries, failure.Detail))
+		}
+	}
+}
+
+func (x *exchange) fail(f *fault.Error) (*http.Response, error) {
+	x.status, x.reason = f.Reason.Status(), f.Reason
+	return nil, f
+}
+
+// retry asks the service's budget for a retry.
+func (s *service) retry() bool {
+	if !s.policy.Load().budget.Withdraw(time.Now()) {
+		s.metrics.budgetExhausted.Inc()
+		return false
+	}
+	s.retries.Add(1)
+	s.metrics.retries.Inc()
+	return true
+}
+
+func pickFault(name registry.ServiceName, err error) *fault.Error {
+	if errors.Is(err, balancer.ErrNoEndpoints) {
+		return fault.New(fault.NoEndpoints, "service %q has no endpoints", name)
+	}
+	return fault.New(fault.NoneReady, "no endpoint of service %q is ready", name)
+}
+
+// pick places the request, on a replica that was not tried yet if chance allows, and sends the probes that are due.
+func (o *Outbound) pick(x *exchange, r *http.Request, tried []*balancer.Endpoint) (balancer.Picked, error) {
+	now := time.Now()
+	b := x.service.balancer.Load()
+	req := keyOf(r, b.Policy)
+	picked, err := b.Pick(now, req)
+	for range 2 * len(tried) {
+		if err != nil || !contains(tried, picked.Endpoint) {
+			break
+		}
+		picked.Done(now, balancer.Abandoned)
+		picked, err = b.Pick(now, balancer.Request{})
+	}
+	if err != nil {
+		return picked, err
+	}
+	x.service.metrics.picks[picked.Class].Inc()
+	var buf [16]*balancer.Endpoint
+	for _, e := range picked.Due(buf[:0]) {
+		o.probe(now, x.service, b, picked.Shard(), e)
+	}
+	return picked, nil
+}
+
+func contains(es []*balancer.Endpoint, e *balancer.Endpoint) bool {
+	for _, o := range es {
+		if o == e {
+			return true
+		}
+	}
+	return false
+}
+
+// keyOf returns what the rule may know of the request.
+func keyOf(r *http.Request, p policy.Policy) balancer.Request {
+	if p.Balancer != policy.BalancerRingHash {
+		return balancer.Request{}
+	}
+	key := ""
+	switch p.Hash.Key.Source {
+	case policy.KeyHeader:
+		key = r.Header.Get(p.Hash.Key.Name)
+	case policy.KeyCookie:
+		if c, err := r.Cookie(p.Hash.Key.Name); err == nil {
+			key = c.Value
+		}
+	case policy.KeyPath:
+		key = r.URL.Path
+	case policy.KeySourceAddress:
+		key, _, _ = net.SplitHostPort(r.RemoteAddr)
+	}
+	return balancer.Request{Key: balancer.HashKey(key), Keyed: key != ""}
+}
+
+// try sends the request to one replica.
+func (en *engine) try(r *http.Request, body io.ReadCloser, picked balancer.Picked) (*http.Response, *fault.Error) {
+	out := r.Clone(r.Context())
+	out.Body = body
+	resp, report, failure := en.send(out, picked)
+	now := time.Now()
+	if failure != nil {
+		picked.Done(now, outcomeOf(failure.Reason))
+		return nil, failure
+	}
+	if report != nil {
+		picked.Reported(now, *report)
+	}
+	x := r.Context().Value(exchangeKey{}).(*exchange)
+	resp.Body = httpio.TrackBody(r.Context(), resp.Body, func(end httpio.BodyEnd) { x.bodyEnded(picked, end) })
+	return resp, nil
+}
+
+// bodyEnded accounts for the end of the response.
+func (x *exchange) bodyEnded(picked balancer.Picked, end httpio.BodyEnd) {
+	outcome := balancer.Succeeded
+	switch {
+	case end == httpio.BodyAborted:
+		outcome, x.reason = balancer.Abandoned, fault.Canceled
+	case end == httpio.BodyBroken:
+		outcome, x.reason = balancer.Failed, fault.Reset
+	case x.status >= http.StatusInternalServerError:
+		outcome = balancer.Failed
+	}
+	picked.Done(time.Now(), outcome)
+}
+
+func outcomeOf(r fault.Reason) balancer.Outcome {
+	switch {
+	case r == fault.Canceled:
+		return balancer.Abandoned
+	case r.Unsent():
+		return balancer.Unconnected
+	default:
+		return balancer.Failed
+	}
+}
+
+// send delivers the request to the replica: directly on this node, else through the agent of the replica's node.
+func (en *engine) send(r *http.Request, picked balancer.Picked) (*http.Response, *load.Report, *fault.Error) {
+	record := picked.Endpoint.Record()
+	if record.Node == en.outbound.cfg.Node {
+		resp, report, err := en.outbound.cfg.Inbound.Deliver(r, picked.Endpoint.ID)
+		if err != nil {
+			return nil, nil, httpio.FaultOf(r.Context(), err)
+		}
+		return resp, &report, nil
+	}
+	r.URL.Scheme, r.URL.Host = "http", record.Agent.String()
+	r.Header.Set(httpio.HeaderEndpoint, string(picked.Endpoint.ID))
+	resp, err := en.transport.RoundTrip(r)
+	if err != nil {
+		if no, ok := errors.AsType[*httpio.Unconnected](err); ok && r.Context().Err() == nil {
+			return nil, nil, fault.New(fault.ConnectFailed, "no connection to node %s: %v", record.Node, no.Err)
+		}
+		return nil, nil, httpio.FaultOf(r.Context(), err)
+	}
+	return received(resp)
+}
+
+// received takes the answer of another agent apart: the load report, and the fault if the agent could not deliver.
+func received(resp *http.Response) (*http.Response, *load.Report, *fault.Error) {
+	reason := fault.Reason(resp.Header.Get(fault.Header))
+	var report *load.Report
+	if r, err := load.ParseReport(resp.Header.Get(httpio.HeaderLoad)); err == nil {
+		report = &r
+	}
+	httpio.StripHeaders(resp.Header)
+	if reason == fault.None {
+		return resp, report, nil
+	}
+	detail, _ := io.ReadAll(io.LimitReader(resp.Body, 512))
+	resp.Body.Close()
+	return nil, nil, &fault.Error{Reason: reason, Detail: strings.TrimPrefix(strings.TrimSpace(string(detail)), "headroom: ")}
+}

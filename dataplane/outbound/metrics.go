@@ -1,0 +1,102 @@
+package outbound
+
+import (
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/balancer"
+	"github.com/headroom-mesh/headroom/dataplane/fault"
+	"github.com/headroom-mesh/headroom/registry"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+type metrics struct {
+	requests        *prometheus.CounterVec
+	duration        *prometheus.HistogramVec
+	picks           *prometheus.CounterVec
+	retries         *prometheus.CounterVec
+	budgetExhausted *prometheus.CounterVec
+	refused         *prometheus.CounterVec
+}
+
+// serviceMetrics are the children of one service, looked up once.
+type serviceMetrics struct {
+	all             *metrics
+	name            string
+	duration        prometheus.Observer
+	picks           [balancer.Overflow + 1]prometheus.Counter
+	retries         prometheus.Counter
+	budgetExhausted prometheus.Counter
+	requests        sync.Map // outcome -> prometheus.Counter
+}
+
+// outcome is what tells the series of a service's requests apart. Both parts come from short, closed lists.
+type outcome struct {
+	code   int // 2 for 2xx
+	reason fault.Reason
+}
+
+func newMetrics(r prometheus.Registerer) *metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	m := &metrics{
+		requests: counter("headroom_outbound_requests_total",
+			"Requests of this node to services, by class of status, and by reason where the mesh itself answered.",
+			"service", "code", "reason"),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "headroom_outbound_request_duration_seconds",
+			Help:    "Time from the arrival of a request to the end of its response, retries included.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+		}, []string{"service"}),
+		picks: counter("headroom_balancer_picks_total",
+			"Replicas picked, by how: cold or hot (Prequal), rule, overflow (past a full replica) or fallback (random).",
+			"service", "class"),
+		retries:         counter("headroom_outbound_retries_total", "Requests sent to another replica because the first could not be connected to.", "service"),
+		budgetExhausted: counter("headroom_outbound_retry_budget_exhausted_total", "Retries that the retry budget did not allow.", "service"),
+		refused:         counter("headroom_outbound_refused_total", "Requests that name no service of the mesh, by reason.", "reason"),
+	}
+	if r != nil {
+		r.MustRegister(m.requests, m.duration, m.picks, m.retries, m.budgetExhausted, m.refused)
+	}
+	return m
+}
+
+func (m *metrics) service(name registry.ServiceName) *serviceMetrics {
+	s := &serviceMetrics{
+		all:             m,
+		name:            string(name),
+		duration:        m.duration.WithLabelValues(string(name)),
+		retries:         m.retries.WithLabelValues(string(name)),
+		budgetExhausted: m.budgetExhausted.WithLabelValues(string(name)),
+	}
+	for class := range s.picks {
+		s.picks[class] = m.picks.WithLabelValues(s.name, balancer.Class(class).String())
+	}
+	return s
+}
+
+// forget drops the series of a service that is gone.
+func (m *metrics) forget(name registry.ServiceName) {
+	labels := prometheus.Labels{"service": string(name)}
+	m.requests.DeletePartialMatch(labels)
+	m.duration.DeletePartialMatch(labels)
+	m.picks.DeletePartialMatch(labels)
+	m.retries.DeletePartialMatch(labels)
+	m.budgetExhausted.DeletePartialMatch(labels)
+}
+
+func (m *metrics) unrouted(reason fault.Reason) { m.refused.WithLabelValues(string(reason)).Inc() }
+
+func (s *serviceMetrics) finished(status int, reason fault.Reason, took time.Duration) {
+	s.duration.Observe(took.Seconds())
+	key := outcome{code: status / 100, reason: reason}
+	if c, ok := s.requests.Load(key); ok {
+		c.(prometheus.Counter).Inc()
+		return
+	}
+	c := s.all.requests.WithLabelValues(s.name, strconv.Itoa(key.code)+"xx", string(reason))
+	s.requests.Store(key, c)
+	c.Inc()
+}

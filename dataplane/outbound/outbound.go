@@ -1,0 +1,219 @@
+// Package outbound sends the requests of this node on their way: it finds the service, picks a replica, tries, and
+// retries where that is safe.
+package outbound
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/balancer"
+	"github.com/headroom-mesh/headroom/dataplane/inbound"
+	"github.com/headroom-mesh/headroom/dataplane/probe"
+	"github.com/headroom-mesh/headroom/registry"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Domain is the suffix of the names by which callers reach services: SERVICE.mesh.
+const Domain = "mesh"
+
+// Prober sends probes to other agents without blocking; it reports whether it took the probe.
+type Prober interface {
+	Probe(agent netip.AddrPort, id registry.EndpointID, timeout time.Duration, sink probe.Sink, token uint64) bool
+}
+
+// Config configures an Outbound.
+type Config struct {
+	Node    registry.NodeName // replicas on this node are reached without a second hop
+	Inbound *inbound.Inbound
+	// Dial connects to the agent at an address, for HTTP.
+	Dial   func(ctx context.Context, agent netip.AddrPort) (net.Conn, error)
+	Prober Prober
+	// Seed makes the balancers' choices repeatable. Default random.
+	Seed      uint64
+	Log       *slog.Logger          // nil: no logs
+	AccessLog *slog.Logger          // nil: no access log
+	Metrics   prometheus.Registerer // nil: not exported
+}
+
+// Outbound is safe for concurrent use.
+type Outbound struct {
+	cfg      Config
+	services atomic.Pointer[map[registry.ServiceName]*service]
+	sinks    sync.Pool // of *sink
+	engine   *engine
+	metrics  *metrics
+
+	mu sync.Mutex
+	// mu guards down, and serializes changes of services.
+	down map[netip.AddrPort]bool
+}
+
+// New returns an Outbound that knows no service.
+func New(cfg Config) *Outbound {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Seed == 0 {
+		cfg.Seed = rand.Uint64()
+	}
+	o := &Outbound{cfg: cfg, down: map[netip.AddrPort]bool{}, metrics: newMetrics(cfg.Metrics)}
+	o.services.Store(&map[registry.ServiceName]*service{})
+	o.sinks.New = func() any { return &sink{outbound: o} }
+	o.engine = newEngine(o)
+	return o
+}
+
+// Update applies a snapshot. Requests in flight end as they began.
+func (o *Outbound) Update(now time.Time, snapshot *registry.Snapshot) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	before := *o.services.Load()
+	after := make(map[registry.ServiceName]*service, len(snapshot.Services))
+	for name, record := range snapshot.Services {
+		s := before[name]
+		if s == nil {
+			s = newService(name, o.cfg.Seed+uint64(len(after)), o.metrics.service(name))
+			for agent := range o.down {
+				s.fleet.SetReachable(now, agent, false)
+			}
+		}
+		s.update(now, record)
+		after[name] = s
+	}
+	o.services.Store(&after)
+	for name := range before {
+		if after[name] == nil {
+			o.metrics.forget(name)
+		}
+	}
+}
+
+// SetReachable notes whether the agent at an address answers probes.
+func (o *Outbound) SetReachable(agent netip.AddrPort, reachable bool) {
+	now := time.Now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if reachable {
+		delete(o.down, agent)
+	} else {
+		o.down[agent] = true
+	}
+	for _, s := range *o.services.Load() {
+		s.fleet.SetReachable(now, agent, reachable)
+	}
+}
+
+func (o *Outbound) service(name registry.ServiceName) *service {
+	return (*o.services.Load())[name]
+}
+
+const (
+	// idleTick is how often the services in use are looked over for probes that are due.
+	idleTick = 100 * time.Millisecond
+	// inUse is how long a service counts as in use after its last request.
+	inUse = time.Minute
+)
+
+// Run sends the probes that no request triggers, until ctx ends.
+func (o *Outbound) Run(ctx context.Context) error {
+	tick := time.NewTicker(idleTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			now := time.Now()
+			for _, s := range *o.services.Load() {
+				if s.usedSince(now.Add(-inUse)) {
+					o.probeIdle(now, s)
+				}
+			}
+		}
+	}
+}
+
+// probeIdle keeps the pools of a service in use from running dry (§4 of the Prequal paper, idle probing). It also probes
+// the agents to which requests are in flight, whatever the rule: so a node that has fallen silent is noticed.
+func (o *Outbound) probeIdle(now time.Time, s *service) {
+	b := s.balancer.Load()
+	var targets []*balancer.Endpoint
+	for shard := range b.Shards() {
+		targets = b.Idle(now, shard, targets[:0])
+		for _, e := range targets {
+			o.probe(now, s, b, shard, e)
+		}
+	}
+	asked := map[netip.AddrPort]bool{}
+	s.fleet.Each(now, func(e *balancer.Endpoint, _ balancer.Avoidance) {
+		record := e.Record()
+		if e.RIF() > 0 && record.Node != o.cfg.Node && !asked[record.Agent] {
+			asked[record.Agent] = true
+			o.probe(now, s, b, noShard, e)
+		}
+	})
+}
+
+// noShard marks a probe that only tells whether an agent is there.
+const noShard = -1
+
+// probe asks for the load of a replica. It never blocks.
+func (o *Outbound) probe(now time.Time, s *service, b *balancer.Balancer, shard int, e *balancer.Endpoint) {
+	record := e.Record()
+	s.probes.Add(1)
+	k := o.sinks.Get().(*sink)
+	*k = sink{outbound: o, service: s, balancer: b, shard: shard, endpoint: e}
+	if record.Node == o.cfg.Node {
+		k.Answered(0, o.cfg.Inbound.Probe(now, e.ID), now)
+		return
+	}
+	if !o.cfg.Prober.Probe(record.Agent, e.ID, b.Policy.Prequal.ProbeTimeout, k, 0) {
+		k.Lost(0, now)
+	}
+}
+
+// sink takes the answer to one probe to where it belongs. Sinks are used again.
+type sink struct {
+	outbound *Outbound
+	service  *service
+	balancer *balancer.Balancer
+	shard    int
+	endpoint *balancer.Endpoint
+}
+
+// Answered takes in an answer.
+func (k *sink) Answered(_ uint64, a probe.Answer, now time.Time) {
+	k.service.answers.Add(1)
+	switch {
+	case a.Status != probe.OK:
+		k.service.fleet.Decline(now, k.endpoint)
+		k.balancer.Forget(k.endpoint)
+	case k.shard != noShard:
+		k.balancer.Probed(now, k.shard, k.endpoint, a.Report)
+	}
+	k.release()
+}
+
+// Lost notes that no answer came. An older answer of the replica stays until its age or the silence of its agent takes
+// it out: one lost probe says little.
+func (k *sink) Lost(uint64, time.Time) { k.release() }
+
+func (k *sink) release() {
+	o := k.outbound
+	*k = sink{}
+	o.sinks.Put(k)
+}
+
+// shards is the number of independent parts of each balancer: one a processor.
+func shards() int { return runtime.GOMAXPROCS(0) }
+
+// Handler returns the proxy's HTTP handler.
+func (o *Outbound) Handler() http.Handler { return http.HandlerFunc(o.engine.serve) }

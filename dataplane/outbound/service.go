@@ -1,0 +1,64 @@
+package outbound
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/balancer"
+	"github.com/headroom-mesh/headroom/policy"
+	"github.com/headroom-mesh/headroom/policy/budget"
+	"github.com/headroom-mesh/headroom/registry"
+)
+
+// service is a destination as this agent sees it. It lives as long as the service is registered; policies come and go
+// without a request noticing.
+type service struct {
+	name     registry.ServiceName
+	seed     uint64
+	fleet    *balancer.Fleet
+	balancer atomic.Pointer[balancer.Balancer]
+	policy   atomic.Pointer[inForce]
+	metrics  *serviceMetrics
+
+	requests, errors, retries, probes, answers atomic.Uint64
+	lastUse                                    atomic.Int64 // Unix nanoseconds
+}
+
+// inForce is a policy with the state that hangs on it, apart from the balancer's.
+type inForce struct {
+	policy.Policy
+	revision int64
+	budget   *budget.Budget
+}
+
+func newService(name registry.ServiceName, seed uint64, m *serviceMetrics) *service {
+	return &service{name: name, seed: seed, fleet: balancer.NewFleet(), metrics: m}
+}
+
+// update applies what the registry says of the service. A balancer, or a retry budget, whose part of the policy did not
+// change keeps what it has learnt.
+func (s *service) update(now time.Time, record *registry.Service) {
+	s.fleet.Update(now, record.Endpoints)
+	next := &inForce{Policy: record.Policy, revision: record.PolicyRevision}
+	if old := s.policy.Load(); old != nil && old.RetryBudget == next.RetryBudget {
+		next.budget = old.budget
+	} else {
+		next.budget = budget.New(next.RetryBudget)
+	}
+	if b := s.balancer.Load(); b == nil || balancingDiffers(b.Policy, next.Policy) {
+		s.balancer.Store(balancer.New(next.Policy, s.fleet, shards(), s.seed))
+	}
+	s.policy.Store(next)
+}
+
+func balancingDiffers(a, b policy.Policy) bool {
+	return a.Balancer != b.Balancer || a.Prequal != b.Prequal || a.Hash != b.Hash
+}
+
+func (s *service) use(now time.Time) {
+	s.requests.Add(1)
+	s.lastUse.Store(now.UnixNano())
+	s.policy.Load().budget.Deposit(now)
+}
+
+func (s *service) usedSince(t time.Time) bool { return s.lastUse.Load() > t.UnixNano() }

@@ -1,0 +1,115 @@
+package prequal
+
+import "math"
+
+// rank orders the probes by the hot-cold lexicographic rule (§4, "Replica selection"): cold before hot, among the cold
+// the lower latency, among the hot the lower RIF. The paper leaves ties open; here each signal breaks the ties of the
+// other. The lower rank is the better one.
+type rank struct {
+	hot           bool
+	first, second int64
+}
+
+func (r rank) less(o rank) bool {
+	if r.hot != o.hot {
+		return o.hot
+	}
+	if r.first != o.first {
+		return r.first < o.first
+	}
+	return r.second < o.second
+}
+
+// judge ranks the entries of a pool as it was when the judge was made.
+type judge struct {
+	threshold int32 // a higher RIF is hot (§4: "exceeds")
+	fastest   int64 // lowest latency known, 0 if none is
+}
+
+// The two ends of Q_RIF as thresholds (§5.3): at 0 RIF alone decides, at 1 latency alone.
+const (
+	allHot  = -1
+	noneHot = math.MaxInt32
+)
+
+func (p *Pool[K]) judge() judge {
+	return judge{threshold: p.limit(), fastest: p.fastest()}
+}
+
+func (p *Pool[K]) limit() int32 {
+	if p.cfg.QRIF <= 0 {
+		return allHot
+	}
+	if threshold, ok := p.Threshold(); ok {
+		return threshold
+	}
+	return noneHot
+}
+
+// fastest returns the lowest latency known in the pool, 0 if none is.
+func (p *Pool[K]) fastest() int64 {
+	fastest := int64(unknown)
+	for i := range p.entries {
+		if l := p.entries[i].latency; l != unknown && (fastest == unknown || l < fastest) {
+			fastest = l
+		}
+	}
+	return max(fastest, 0)
+}
+
+func (j judge) rank(rif int32, latency int64) rank {
+	latency = j.assumed(rif, latency)
+	if rif > j.threshold {
+		return rank{true, int64(rif), latency}
+	}
+	return rank{false, latency, int64(rif)}
+}
+
+// assumed is the latency to reckon with. A replica whose latency is unknown is tried by one request at a time: while it
+// has none in flight it counts as fast as the fastest, otherwise as slower than all. So a new replica is neither flooded
+// nor starved.
+func (j judge) assumed(rif int32, latency int64) int64 {
+	if latency != unknown {
+		return latency
+	}
+	if rif == 0 {
+		return j.fastest
+	}
+	return math.MaxInt64
+}
+
+// best returns the entry to use, at random among equals.
+func (p *Pool[K]) best() (int, Class) {
+	j := p.judge()
+	best, equals := 0, 1
+	bestRank := j.rank(p.entries[0].rif, p.entries[0].latency)
+	for i := 1; i < len(p.entries); i++ {
+		r := j.rank(p.entries[i].rif, p.entries[i].latency)
+		switch {
+		case r.less(bestRank):
+			best, bestRank, equals = i, r, 1
+		case r == bestRank:
+			equals++
+			if p.rng.IntN(equals) == 0 {
+				best = i
+			}
+		}
+	}
+	if bestRank.hot {
+		return best, Hot
+	}
+	return best, Cold
+}
+
+// worst returns the entry to remove: if any is hot the hot one with the highest RIF, else the slowest (§4).
+func (p *Pool[K]) worst() int {
+	j := p.judge()
+	worst := 0
+	worstRank := j.rank(p.entries[0].rif, p.entries[0].latency)
+	for i := 1; i < len(p.entries); i++ {
+		if r := j.rank(p.entries[i].rif, p.entries[i].latency); worstRank.less(r) {
+			worst, worstRank = i, r
+		}
+	}
+	return worst
+}
