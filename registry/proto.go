@@ -61,6 +61,18 @@ func (s State) Proto() meshv1.EndpointRecord_State {
 	return meshv1.EndpointRecord_UNKNOWN
 }
 
+// Proto returns the record of the service.
+func (n ServiceName) Proto() *meshv1.ServiceRecord { return &meshv1.ServiceRecord{Name: string(n)} }
+
+// EndpointFromValue decodes the record of an endpoint.
+func EndpointFromValue(value []byte) (Endpoint, error) {
+	record := new(meshv1.EndpointRecord)
+	if err := decode(value, record); err != nil {
+		return Endpoint{}, err
+	}
+	return EndpointFromProto(record)
+}
+
 // EndpointFromProto returns the endpoint that a record describes. An endpoint outside the mesh has no agent.
 func EndpointFromProto(r *meshv1.EndpointRecord) (Endpoint, error) {
 	e := Endpoint{Service: ServiceName(r.GetService()), Node: NodeName(r.GetNode()), Zone: r.GetZone()}
@@ -98,7 +110,7 @@ func stateFromProto(s meshv1.EndpointRecord_State) (State, error) {
 func (s *Snapshot) Proto() *meshv1.SnapshotRecord {
 	r := &meshv1.SnapshotRecord{Revision: s.Revision}
 	for _, service := range s.Services {
-		r.Services = append(r.Services, &meshv1.ServiceRecord{Name: string(service.Name)})
+		r.Services = append(r.Services, service.Name.Proto())
 		for _, e := range service.Endpoints {
 			r.Endpoints = append(r.Endpoints, e.Proto())
 		}

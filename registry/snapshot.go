@@ -194,11 +194,7 @@ func (b *Builder) putService(name ServiceName) error {
 }
 
 func (b *Builder) putEndpointRecord(id EndpointID, value []byte) error {
-	record := new(meshv1.EndpointRecord)
-	if err := decode(value, record); err != nil {
-		return err
-	}
-	e, err := EndpointFromProto(record)
+	e, err := EndpointFromValue(value)
 	if err != nil {
 		return err
 	}

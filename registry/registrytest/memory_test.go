@@ -1,0 +1,7 @@
+package registrytest
+
+import "testing"
+
+func TestMemory(t *testing.T) {
+	TestRegistry(t, func(*testing.T) Store { return NewMemory() })
+}
