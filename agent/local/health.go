@@ -1,0 +1,143 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/headroom-mesh/headroom/policy/localservice"
+)
+
+// health is what a row of checks says of a replica.
+type health struct {
+	known   bool // whether there was a check
+	healthy bool
+	streak  int // checks in a row that said otherwise
+}
+
+// after returns the health after one more check. The first one decides alone; later it takes rise good ones, or fall
+// bad ones, in a row to change the verdict.
+func (h health) after(ok bool, rise, fall int) health {
+	if !h.known {
+		return health{known: true, healthy: ok}
+	}
+	if ok == h.healthy {
+		return health{known: true, healthy: ok}
+	}
+	need := fall
+	if ok {
+		need = rise
+	}
+	if h.streak+1 >= need {
+		return health{known: true, healthy: ok}
+	}
+	h.streak++
+	return h
+}
+
+// maxStartDelay bounds how long the first check is put off, so that those of many replicas don't coincide.
+const maxStartDelay = 500 * time.Millisecond
+
+// repeat checks until ctx ends.
+func repeat(ctx context.Context, c localservice.HealthCheck, address netip.AddrPort, report func(error)) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(rand.N(min(c.Interval, maxStartDelay))):
+	}
+	tick := time.NewTicker(c.Interval)
+	defer tick.Stop()
+	for {
+		report(check(ctx, c, address))
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// check runs one check, on a connection of its own: a replica that takes no new ones is not healthy.
+func check(ctx context.Context, c localservice.HealthCheck, address netip.AddrPort) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	err := checkOf(c.Kind)(ctx, address, c.Target)
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("%s check: no answer within %v", c.Kind, c.Timeout)
+	}
+	if err != nil {
+		return fmt.Errorf("%s check: %w", c.Kind, err)
+	}
+	return nil
+}
+
+func checkOf(k localservice.CheckKind) func(context.Context, netip.AddrPort, string) error {
+	switch k {
+	case localservice.TCP:
+		return checkTCP
+	case localservice.GRPC:
+		return checkGRPC
+	}
+	return checkHTTP
+}
+
+func checkTCP(ctx context.Context, address netip.AddrPort, _ string) error {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp", address.String())
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+func checkHTTP(ctx context.Context, address netip.AddrPort, path string) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address.String()+path, nil)
+	if err != nil {
+		return err
+	}
+	r.Header.Set("User-Agent", "headroom-check")
+	// Used directly, the transport follows no redirects: they count as an answer.
+	t := &http.Transport{DisableKeepAlives: true}
+	answer, err := t.RoundTrip(r)
+	if err != nil {
+		return err
+	}
+	_ = answer.Body.Close() // only the status counts
+	if answer.StatusCode < 200 || answer.StatusCode > 399 {
+		return fmt.Errorf("GET %s: status %d, want 200 to 399", path, answer.StatusCode)
+	}
+	return nil
+}
+
+func checkGRPC(ctx context.Context, address netip.AddrPort, service string) error {
+	conn, err := grpc.NewClient("passthrough:///"+address.String(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+	if err != nil {
+		return err
+	}
+	answer, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: service})
+	if err := errors.Join(err, conn.Close()); err != nil {
+		return err
+	}
+	if answer.Status != healthv1.HealthCheckResponse_SERVING {
+		return fmt.Errorf("status %s, want SERVING", answer.Status)
+	}
+	return nil
+}
+
+// sameCheck reports whether two checks, nil for none, are the same.
+func sameCheck(a, b *localservice.HealthCheck) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
