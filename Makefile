@@ -1,0 +1,40 @@
+# Headroom: `make demo` shows it at work, `make test` runs every test. Both install what they need.
+
+SHELL   := /bin/bash
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+TOOLS   := go tool -modfile=api/tools.mod
+
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+build: ## build agent and meshctl into bin/
+	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ ./cmd/...
+
+demo: build ## run the main job on this machine (HOLD=1 keeps it running, DEMO_OUT=FILE writes the figures as JSON)
+	@go build -o bin/demo ./bench/demo
+	@bin/demo -bin bin $(if $(HOLD),-hold) $(if $(DEMO_CHECK),-check) $(if $(DEMO_OUT),-out $(DEMO_OUT))
+
+test: deps lint ## run every test, with the race detector; needs root for network namespaces
+	@go test -race -timeout 9m ./...
+
+lint: ## check format, vet, staticcheck and the modernizers
+	@test -z "$$(gofmt -l . | tee /dev/stderr)"
+	@go vet ./...
+	@$(TOOLS) staticcheck ./...
+	@go fix -diff ./...
+
+gen: build ## regenerate api/ and docs/reference/
+	@go build -modfile=api/tools.mod -o bin/tools/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+	@PATH="$(CURDIR)/bin/tools:$$PATH" protoc -I api --go_out=. --go_opt=module=github.com/headroom-mesh/headroom \
+		--go-grpc_out=. --go-grpc_opt=module=github.com/headroom-mesh/headroom api/mesh/v1/*.proto
+	@go run ./docs/gen
+
+bench: ## what a pick costs, with one processor and with two contending
+	@go test -run '^$$' -bench Pick -cpu 1,2 -count 5 ./dataplane/balancer
+
+deps: ## install the system packages that the tests use
+	@.ci/deps
+
+.PHONY: help build demo test lint gen bench deps
