@@ -104,6 +104,7 @@ type bench struct {
 	sent    []uint64
 	stop    func() // ends the client
 	dials   atomic.Int32
+	writes  atomic.Int32
 
 	mu     sync.Mutex
 	states []string // "10.0.0.2 up after 300ms"
@@ -118,7 +119,8 @@ func newBench(t *testing.T) *bench {
 	b.client, err = probe.NewClient(probe.Config{
 		Dial: func(ctx context.Context, agent netip.AddrPort) (net.Conn, error) {
 			b.dials.Add(1)
-			return from.Dial(ctx, agent)
+			c, err := from.Dial(ctx, agent)
+			return &counted{c, &b.writes}, err
 		},
 		State:   b.state,
 		Metrics: b.metrics,
@@ -129,6 +131,17 @@ func newBench(t *testing.T) *bench {
 	b.stop = background(t, b.client.Run)
 	synctest.Wait() // until it runs
 	return b
+}
+
+// counted is a connection whose writes are counted.
+type counted struct {
+	net.Conn
+	n *atomic.Int32
+}
+
+func (c *counted) Write(b []byte) (int, error) {
+	c.n.Add(1)
+	return c.Conn.Write(b)
 }
 
 // background runs f and returns what stops it and waits.
@@ -543,6 +556,29 @@ func TestQueueFull(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		if !b.probe("10.0.0.2") {
 			t.Error("refused though all have been answered")
+		}
+		b.end()
+	})
+}
+
+// TestWrites expects probes that are sent together to be written together, and nothing to be written without need.
+func TestWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.serve("10.0.0.2", respond)
+		b.probeFor("10.0.0.2", time.Second)
+		before := b.writes.Load()
+		time.Sleep(4 * time.Minute)
+		if n := b.writes.Load() - before; n != 0 {
+			t.Errorf("%d writes while nobody probes", n)
+		}
+		b.net.Host("10.0.0.2").Delay(time.Millisecond)
+		for range 500 {
+			b.probe("10.0.0.2")
+		}
+		synctest.Wait()
+		if n := b.writes.Load() - before; n > 100 {
+			t.Errorf("%d writes for 500 probes at once", n)
 		}
 		b.end()
 	})
