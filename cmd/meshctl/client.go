@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	dialTimeout = 5 * time.Second
+	callTimeout = 15 * time.Second
+)
+
+// client is a connection to one agent.
+type client struct {
+	meshv1.AdminClient
+	conn    *grpc.ClientConn
+	address string
+	reason  *atomic.Value // error of the last dial, as dialError
+}
+
+type dialError struct{ err error }
+
+// ask connects to the agent and lets f talk to it.
+func (a *app) ask(ctx context.Context, f func(context.Context, *client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return a.converse(ctx, f)
+}
+
+// converse is ask without a limit in time.
+func (a *app) converse(ctx context.Context, f func(context.Context, *client) error) error {
+	c, err := dial(ctx, a.agent)
+	if err != nil {
+		return err
+	}
+	defer c.conn.Close()
+	return c.explain(f(ctx, c))
+}
+
+// dial returns once the agent answers.
+func dial(ctx context.Context, address string) (*client, error) {
+	network, target, err := splitAddress(address)
+	if err != nil {
+		return nil, err
+	}
+	c := &client{address: address, reason: new(atomic.Value)}
+	c.conn, err = grpc.NewClient("passthrough:///agent",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithNoProxy(),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, MaxDelay: time.Second},
+			MinConnectTimeout: dialTimeout,
+		}),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, target)
+			c.reason.Store(dialError{err})
+			return conn, err
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("prepare a connection to %s: %w", address, err)
+	}
+	c.AdminClient = meshv1.NewAdminClient(c.conn)
+	if err := c.connect(ctx); err != nil {
+		c.conn.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func splitAddress(address string) (network, target string, err error) {
+	if path, found := strings.CutPrefix(address, "unix:"); found {
+		return "unix", strings.TrimPrefix(path, "//"), nil
+	}
+	if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+		return "", "", misused("the address of the agent: want HOST:PORT or unix:///PATH, got %q", address)
+	}
+	return "tcp", address, nil
+}
+
+func (c *client) connect(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	c.conn.Connect()
+	for {
+		state := c.conn.GetState()
+		if state == connectivity.Ready {
+			return nil
+		}
+		if state == connectivity.TransientFailure || !c.conn.WaitForStateChange(ctx, state) {
+			return c.noAnswer(ctx.Err())
+		}
+	}
+}
+
+func (c *client) noAnswer(ended error) error {
+	if errors.Is(ended, context.Canceled) {
+		return errors.New("interrupted")
+	}
+	return fmt.Errorf("no agent answers at %s (%s): is it running? set --agent or HEADROOM_AGENT", c.address, c.why(ended))
+}
+
+// why says in few words why there is no connection.
+func (c *client) why(ended error) string {
+	failure, _ := c.reason.Load().(dialError)
+	if number, ok := errors.AsType[syscall.Errno](failure.err); ok {
+		return number.Error()
+	}
+	switch {
+	case ended != nil:
+		return fmt.Sprintf("nothing heard for %v", dialTimeout)
+	case failure.err != nil:
+		return failure.err.Error()
+	}
+	return "what listens there is no agent"
+}
+
+// explain turns the error of a call into what a user can act on.
+func (c *client) explain(err error) error {
+	s, isStatus := status.FromError(err)
+	if err == nil || !isStatus {
+		return err
+	}
+	lost := c.conn.GetState() != connectivity.Ready
+	switch {
+	case s.Code() == codes.Unavailable && lost:
+		return c.noAnswer(nil)
+	case s.Code() == codes.Unimplemented:
+		return fmt.Errorf("the agent at %s does not know this command: is it older than meshctl?", c.address)
+	case s.Code() == codes.DeadlineExceeded:
+		return fmt.Errorf("the agent at %s took too long", c.address)
+	case s.Code() == codes.Canceled:
+		return errors.New("interrupted")
+	case s.Code() == codes.InvalidArgument && strings.Contains(s.Message(), "\n"):
+		return listed("the agent refused", errors.New(s.Message()))
+	}
+	return errors.New(s.Message())
+}

@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+)
+
+func (a *app) policy() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "policy",
+		Short: "Read and change the policies of services",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return misused("want one of: policy get, policy list, policy set, policy delete")
+		},
+	}
+	cmd.AddCommand(a.policyGet(), a.policyList(), a.policySet(), a.policyDelete())
+	return cmd
+}
+
+func (a *app) policyGet() *cobra.Command {
+	var effective bool
+	cmd := &cobra.Command{
+		Use:   "get SERVICE",
+		Short: "Show the policy of a service as it is stored",
+		Long: `Show the policy of a service as it is stored. What it prints can be edited and given to 'meshctl policy set -f':
+the resource version in it sees to it that nobody's change is lost.`,
+		Args: serviceArg,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
+				answer, err := c.GetPolicy(ctx, &meshv1.GetPolicyRequest{Service: args[0]})
+				if err != nil {
+					return err
+				}
+				doc := answer.Policy
+				if effective {
+					doc = answer.Effective
+				} else if !isStored(doc) {
+					cmd.PrintErrf("No policy is stored for %s: the defaults hold; --effective shows them.\n", args[0])
+				}
+				return a.writeDocument(cmd.OutOrStdout(), doc)
+			})
+		},
+	}
+	a.outputFlag(cmd, "yaml", "json")
+	cmd.Flags().BoolVar(&effective, "effective", false, "write out the defaults of all that is not set")
+	return cmd
+}
+
+// isStored tells a document from the answer of an agent that has none.
+func isStored(doc *meshv1.ServicePolicy) bool {
+	version := doc.GetMetadata().GetResourceVersion()
+	return version != "" && version != "0"
+}
+
+func (a *app) policyList() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the policies that are stored",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
+				docs, err := storedPolicies(ctx, c)
+				if err != nil {
+					return err
+				}
+				return a.writePolicies(cmd.OutOrStdout(), docs)
+			})
+		},
+	}
+	a.outputFlag(cmd, "table", "yaml", "json")
+	return cmd
+}
+
+func storedPolicies(ctx context.Context, c *client) ([]*meshv1.ServicePolicy, error) {
+	services, err := c.ListServices(ctx, &meshv1.ListServicesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	var docs []*meshv1.ServicePolicy
+	for _, s := range services.Services {
+		if s.PolicyRevision == 0 {
+			continue
+		}
+		answer, err := c.GetPolicy(ctx, &meshv1.GetPolicyRequest{Service: s.Name})
+		if err != nil {
+			return nil, err
+		}
+		if isStored(answer.Policy) {
+			docs = append(docs, answer.Policy)
+		}
+	}
+	return docs, nil
+}
+
+func (a *app) writePolicies(w io.Writer, docs []*meshv1.ServicePolicy) error {
+	switch a.output {
+	case "json":
+		return writeJSONList(w, docs)
+	case "yaml":
+		return a.writeDocuments(w, docs)
+	}
+	var rows [][]string
+	for _, d := range docs {
+		rows = append(rows, []string{d.Metadata.GetName(), balancerOf(d), d.Metadata.GetResourceVersion()})
+	}
+	return writeTable(w, "SERVICE BALANCER REVISION", rows)
+}
+
+func balancerOf(doc *meshv1.ServicePolicy) string {
+	if b := doc.GetSpec().GetBalancer(); b != "" {
+		return b
+	}
+	return "default"
+}
+
+// writeDocuments separates documents in the way in which 'policy set -f' reads them.
+func (a *app) writeDocuments(w io.Writer, docs []*meshv1.ServicePolicy) error {
+	if a.output == "json" && len(docs) > 1 {
+		return writeJSONList(w, docs)
+	}
+	for i, doc := range docs {
+		if i > 0 {
+			fmt.Fprintln(w, "---")
+		}
+		if err := a.writeDocument(w, doc); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writeJSONList(w io.Writer, docs []*meshv1.ServicePolicy) error {
+	list := []json.RawMessage{}
+	for _, doc := range docs {
+		text, err := protojson.Marshal(doc)
+		if err != nil {
+			return fmt.Errorf("write as JSON: %w", err)
+		}
+		list = append(list, text)
+	}
+	text, err := json.Marshal(map[string]any{"policies": list})
+	if err != nil {
+		return fmt.Errorf("write as JSON: %w", err)
+	}
+	return indentJSON(w, text)
+}
+
+func (a *app) policyDelete() *cobra.Command {
+	var w wait
+	cmd := &cobra.Command{
+		Use:   "delete SERVICE",
+		Short: "Delete the policy of a service, so that the defaults hold again",
+		Args:  serviceArg,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.converse(cmd.Context(), func(ctx context.Context, c *client) error {
+				answer, err := c.deletePolicy(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "Deleted the policy of %s at revision %d: the defaults hold.\n",
+					args[0], answer.Revision)
+				return w.forAll(ctx, cmd, c, answer.Revision)
+			})
+		},
+	}
+	w.flags(cmd)
+	return cmd
+}
+
+func (c *client) deletePolicy(ctx context.Context, service string) (*meshv1.DeletePolicyResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return c.DeletePolicy(ctx, &meshv1.DeletePolicyRequest{Service: service})
+}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/policy"
+	"github.com/headroom-mesh/headroom/policy/document"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// policyChange is what the flags of policy set say.
+type policyChange struct {
+	settings []*setting
+	file     string
+	dryRun   bool
+	wait     wait
+}
+
+func (a *app) policySet() *cobra.Command {
+	var p policyChange
+	cmd := &cobra.Command{
+		Use:   "set [SERVICE]",
+		Short: "Change fields of the policy of a service, or store whole documents",
+		Long: `Change the given fields of the policy of a service and keep the others, or, with -f, replace the stored document by
+the one in a file. Changes that others make at the same time are never lost. The value "default" takes a field out of the
+document, so that its default holds.`,
+		Example: `  meshctl policy set checkout --q-rif 0.9 --retry-budget 10% --wait
+  meshctl policy set sessions --balancer ring_hash --hash-cookie session
+  meshctl policy get checkout > checkout.yaml; vi checkout.yaml; meshctl policy set -f checkout.yaml`,
+		Args: optionalServiceArg,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := p.contradiction(); err != nil {
+				return err
+			}
+			if p.file != "" {
+				return a.setDocuments(cmd, p, firstOf(args))
+			}
+			if len(args) == 0 {
+				return misused("want the name of a service, or -f FILE")
+			}
+			return a.setFields(cmd, p, args[0])
+		},
+	}
+	a.outputFlag(cmd, "text", "yaml", "json")
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	p.settings = addSettings(flags)
+	flags.StringVarP(&p.file, "file", "f", "", "store the documents in this file, in YAML or JSON; -: standard input")
+	flags.BoolVar(&p.dryRun, "dry-run", false, "check and print the result, but store nothing")
+	p.wait.flags(cmd)
+	return cmd
+}
+
+// given returns the settings that the user gave.
+func (p policyChange) given() (given []*setting) {
+	for _, s := range p.settings {
+		if s.given {
+			given = append(given, s)
+		}
+	}
+	return given
+}
+
+// contradiction finds flags that can't be given together.
+func (p policyChange) contradiction() error {
+	key := ""
+	for _, s := range p.given() {
+		if p.file != "" {
+			return misused("-f stores whole documents: --%s can't be given with it", s.name)
+		}
+		if strings.HasPrefix(s.name, "hash-") {
+			if key != "" {
+				return misused("want one hash key, got --%s and --%s", key, s.name)
+			}
+			key = s.name
+		}
+	}
+	return nil
+}
+
+// setFields merges the given fields into what is stored.
+func (a *app) setFields(cmd *cobra.Command, p policyChange, service string) error {
+	if len(p.given()) == 0 {
+		return misused("nothing to set: want at least one of\n%s\nor -f FILE", listSettings(p.settings))
+	}
+	if p.dryRun {
+		return a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
+			doc, err := c.merged(ctx, p.given(), service)
+			if err != nil {
+				return err
+			}
+			return a.writeDocument(cmd.OutOrStdout(), doc)
+		})
+	}
+	return a.converse(cmd.Context(), func(ctx context.Context, c *client) error {
+		stored, err := c.merge(ctx, p.given(), service)
+		if err != nil {
+			return err
+		}
+		return a.report(ctx, cmd, c, p.wait, stored)
+	})
+}
+
+func listSettings(settings []*setting) string {
+	var lines []string
+	for _, s := range settings {
+		flag := "--" + s.name + " " + strings.TrimPrefix(s.value, "bool")
+		lines = append(lines, fmt.Sprintf("  %-32s %s", flag, s.usage))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// merge tries again when somebody else changes the document between reading and writing it.
+func (c *client) merge(ctx context.Context, settings []*setting, service string) ([]*meshv1.SetPolicyResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	for {
+		doc, err := c.merged(ctx, settings, service)
+		if err != nil {
+			return nil, err
+		}
+		stored, err := c.SetPolicy(ctx, &meshv1.SetPolicyRequest{Policy: doc})
+		if err == nil {
+			return []*meshv1.SetPolicyResponse{stored}, nil
+		}
+		if status.Code(err) != codes.Aborted {
+			return nil, err
+		}
+	}
+}
+
+// merged returns the stored document with the given settings in it. Its resource version is that of what was read.
+func (c *client) merged(ctx context.Context, settings []*setting, service string) (*meshv1.ServicePolicy, error) {
+	answer, err := c.GetPolicy(ctx, &meshv1.GetPolicyRequest{Service: service})
+	if err != nil {
+		return nil, err
+	}
+	doc := &meshv1.ServicePolicy{
+		ApiVersion: policy.APIVersion,
+		Kind:       policy.Kind,
+		Metadata:   &meshv1.Metadata{Name: service, ResourceVersion: "0"},
+		Spec:       new(meshv1.ServicePolicySpec),
+	}
+	proto.Merge(doc, answer.Policy)
+	for _, s := range settings {
+		if err := s.apply(doc.Spec); err != nil {
+			return nil, fmt.Errorf("--%s: %w", s.name, err)
+		}
+	}
+	if err := policy.Validate(doc); err != nil {
+		return nil, listed("the policy would not be valid", err)
+	}
+	return doc, nil
+}
+
+// setDocuments stores whole documents; each replaces what is stored, unless its resource version forbids it.
+func (a *app) setDocuments(cmd *cobra.Command, p policyChange, service string) error {
+	docs, err := readDocuments(cmd.InOrStdin(), p.file, service)
+	if err != nil {
+		return err
+	}
+	if p.dryRun {
+		return a.writeDocuments(cmd.OutOrStdout(), docs)
+	}
+	return a.converse(cmd.Context(), func(ctx context.Context, c *client) error {
+		stored, err := c.setAll(ctx, docs)
+		if len(stored) == 0 {
+			return err
+		}
+		if problem := a.report(ctx, cmd, c, p.wait, stored); err == nil {
+			return problem
+		}
+		return err
+	})
+}
+
+func readDocuments(stdin io.Reader, file, service string) ([]*meshv1.ServicePolicy, error) {
+	data, err := readFile(stdin, file)
+	if err != nil {
+		return nil, err
+	}
+	docs, err := policy.ParseAll(data)
+	if err != nil {
+		return nil, listed(file+" is not valid", err)
+	}
+	if len(docs) == 0 {
+		return nil, fmt.Errorf("%s holds no document", file)
+	}
+	for _, doc := range docs {
+		if name := doc.Metadata.Name; service != "" && name != service {
+			return nil, misused("%s is about %s, not about %s", file, name, service)
+		}
+	}
+	return docs, nil
+}
+
+func readFile(stdin io.Reader, file string) ([]byte, error) {
+	if file == "-" {
+		return io.ReadAll(io.LimitReader(stdin, document.MaxSize+1))
+	}
+	return os.ReadFile(file)
+}
+
+// setAll stops at the first document that can't be stored.
+func (c *client) setAll(ctx context.Context, docs []*meshv1.ServicePolicy) ([]*meshv1.SetPolicyResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var all []*meshv1.SetPolicyResponse
+	for _, doc := range docs {
+		stored, err := c.SetPolicy(ctx, &meshv1.SetPolicyRequest{Policy: doc})
+		if status.Code(err) == codes.Aborted {
+			return all, fmt.Errorf("the policy of %s is no longer the one of revision %s: read it again with "+
+				"'meshctl policy get %[1]s', or take metadata.resourceVersion out to replace whatever is stored",
+				doc.Metadata.Name, doc.Metadata.ResourceVersion)
+		}
+		if err != nil {
+			return all, err
+		}
+		all = append(all, stored)
+	}
+	return all, nil
+}
+
+// report says what was stored, and waits until it is applied if that is wanted.
+func (a *app) report(
+	ctx context.Context, cmd *cobra.Command, c *client, w wait, stored []*meshv1.SetPolicyResponse,
+) error {
+	var docs []*meshv1.ServicePolicy
+	var newest int64
+	for _, s := range stored {
+		docs, newest = append(docs, s.Policy), max(newest, s.Revision)
+		if a.output == "text" {
+			fmt.Fprintf(cmd.OutOrStdout(), "Stored the policy of %s at revision %d.\n", s.Policy.GetMetadata().GetName(), s.Revision)
+		}
+	}
+	if a.output != "text" {
+		if err := a.writeDocuments(cmd.OutOrStdout(), docs); err != nil {
+			return err
+		}
+		cmd.SetOut(cmd.ErrOrStderr()) // what follows is not part of the documents
+	}
+	c.noteUnknown(ctx, cmd, docs)
+	return w.forAll(ctx, cmd, c, newest)
+}
+
+// noteUnknown warns of policies for services that nobody registered: their names may be mistyped.
+func (c *client) noteUnknown(ctx context.Context, cmd *cobra.Command, docs []*meshv1.ServicePolicy) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	answer, err := c.ListServices(ctx, &meshv1.ListServicesRequest{})
+	if err != nil {
+		return // the policies are stored; this is only a courtesy
+	}
+	for _, doc := range docs {
+		name := doc.GetMetadata().GetName()
+		if !slices.ContainsFunc(answer.Services, func(s *meshv1.ServiceSummary) bool { return s.Name == name && isKnown(s) }) {
+			cmd.PrintErrf("Note: no replica of a service %s is registered. Is the name right?\n", name)
+		}
+	}
+}
+
+func isKnown(s *meshv1.ServiceSummary) bool { return s.Ready+s.Unhealthy+s.Draining > 0 }
