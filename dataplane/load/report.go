@@ -59,7 +59,7 @@ func ParseReport(s string) (Report, error) {
 		us, ok := strings.CutPrefix(latency, "latency=")
 		us, ok2 := strings.CutSuffix(us, "us")
 		v, err := strconv.ParseInt(us, 10, 64)
-		if !ok || !ok2 || err != nil || v > MaxLatency.Microseconds() {
+		if !ok || !ok2 || err != nil || v < 0 || v > MaxLatency.Microseconds() {
 			return Report{}, fmt.Errorf("%q: %w", s, errReport)
 		}
 		r.Latency = time.Duration(v) * time.Microsecond

@@ -1,0 +1,144 @@
+package load
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+const ms = time.Millisecond
+
+// served is a request that ended some time ago.
+type served struct {
+	ago     time.Duration
+	rif     int32
+	latency time.Duration
+}
+
+func estimatorOf(now time.Time, requests []served) *estimator {
+	e := new(estimator)
+	for _, r := range requests {
+		e.add(now.Add(-r.ago), r.rif, r.latency)
+	}
+	return e
+}
+
+func TestEstimate(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		seen []served
+		rif  int32
+		want time.Duration // 0: unknown
+	}{
+		{"nothing seen", nil, 0, 0},
+		{"median at the RIF", []served{{0, 4, 10 * ms}, {0, 4, 90 * ms}, {0, 4, 20 * ms}}, 4, 20 * ms},
+		{"of an even number the upper", []served{{0, 4, 10 * ms}, {0, 4, 20 * ms}, {0, 4, 30 * ms}, {0, 4, 40 * ms}}, 4, 30 * ms},
+		{"enough at the RIF: neighbours don't count",
+			[]served{{0, 4, 10 * ms}, {0, 4, 10 * ms}, {0, 4, 10 * ms}, {0, 5, 90 * ms}, {0, 5, 90 * ms}, {0, 5, 90 * ms}, {0, 5, 90 * ms}}, 4, 10 * ms},
+		{"too few at the RIF: neighbours count",
+			[]served{{0, 4, 10 * ms}, {0, 5, 90 * ms}, {0, 6, 90 * ms}}, 4, 90 * ms},
+		{"the nearest neighbours are enough",
+			[]served{{0, 4, 30 * ms}, {0, 3, 20 * ms}, {0, 5, 40 * ms}, {0, 6, 900 * ms}, {0, 2, 900 * ms}}, 4, 30 * ms},
+		{"the last moments count before older ones",
+			[]served{{60 * ms, 4, 90 * ms}, {60 * ms, 4, 90 * ms}, {60 * ms, 4, 90 * ms}, {60 * ms, 4, 90 * ms}, {50 * ms, 4, 10 * ms}, {0, 4, 10 * ms}, {0, 4, 10 * ms}}, 4, 10 * ms},
+		{"too few of the last moments: those of the last second",
+			[]served{{900 * ms, 4, 30 * ms}, {800 * ms, 4, 30 * ms}, {0, 4, 10 * ms}}, 4, 30 * ms},
+		{"time before RIF: near in the last second beats far in the last moments",
+			[]served{{900 * ms, 4, 30 * ms}, {0, 100, 10 * ms}, {0, 100, 10 * ms}, {0, 100, 10 * ms}}, 4, 30 * ms},
+		{"RIF before age: far in the last second beats near but older",
+			[]served{{2 * time.Second, 4, 30 * ms}, {900 * ms, 100, 10 * ms}}, 4, 10 * ms},
+		{"far: the nearest",
+			[]served{{900 * ms, 100, 50 * ms}, {900 * ms, 30, 10 * ms}, {900 * ms, 1000, 90 * ms}}, 4, 10 * ms},
+		{"older: near first",
+			[]served{{9 * time.Second, 6, 30 * ms}, {2 * time.Second, 100, 10 * ms}}, 4, 30 * ms},
+		{"older and far: better than nothing", []served{{9 * time.Second, MaxRIF, 30 * ms}}, 0, 30 * ms},
+		{"ten seconds: still known", []served{{10 * time.Second, 4, 30 * ms}}, 4, 30 * ms},
+		{"later: forgotten", []served{{10*time.Second + 1, 4, 30 * ms}}, 4, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			now := time.Unix(1000, 0)
+			got, known := estimatorOf(now, tt.seen).estimate(now, tt.rif)
+			if got != tt.want || known != (tt.want != 0) {
+				t.Errorf("estimate at RIF %d: got %v, known %v; want %v", tt.rif, got, known, tt.want)
+			}
+		})
+	}
+}
+
+func TestEstimateOfInstantRequestsIsKnown(t *testing.T) {
+	now := time.Unix(1000, 0)
+	if got, known := estimatorOf(now, []served{{0, 0, 0}}).estimate(now, 0); got != 0 || !known {
+		t.Errorf("got %v, known %v; want a known latency of 0", got, known)
+	}
+}
+
+func TestEstimateKeepsTheLastSamplesOfARIF(t *testing.T) {
+	now := time.Unix(1000, 0)
+	seen := slices.Repeat([]served{{40 * ms, 4, 90 * ms}}, 1000)
+	seen = append(seen, slices.Repeat([]served{{0, 4, 10 * ms}}, ringSize)...)
+	if got, _ := estimatorOf(now, seen).estimate(now, 4); got != 10*ms {
+		t.Errorf("got %v; want the latency of the last %d, 10ms", got, ringSize)
+	}
+}
+
+// Whatever was seen in whichever order, the estimate is a latency that was seen in the last ten seconds, and there is
+// one exactly if anything was seen in that time.
+func TestEstimateIsOneOfTheRecentLatencies(t *testing.T) {
+	rifs := rapid.OneOf(rapid.Int32Range(0, 20), rapid.Int32Range(0, MaxRIF), rapid.Int32())
+	rapid.Check(t, func(t *rapid.T) {
+		now := time.Unix(1000, 0)
+		e := new(estimator)
+		latencies := map[time.Duration]time.Time{} // all different, by the time when they were seen
+		for i := range rapid.IntRange(0, 60).Draw(t, "requests") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "later")) * ms)
+			latency := time.Duration(i+1) * ms
+			e.add(now, rifs.Draw(t, "rif"), latency)
+			latencies[latency] = now
+		}
+		now = now.Add(time.Duration(rapid.IntRange(0, 12000).Draw(t, "asked")) * ms)
+
+		anyRecent := false
+		for _, at := range latencies {
+			anyRecent = anyRecent || now.Sub(at) <= forgotten
+		}
+		got, known := e.estimate(now, rifs.Draw(t, "asked at"))
+		if known != anyRecent {
+			t.Fatalf("known: %v, though seen in the last %v: %v", known, forgotten, anyRecent)
+		}
+		if at, seen := latencies[got]; known && (!seen || now.Sub(at) > forgotten) {
+			t.Fatalf("estimate %v was not seen lately", got)
+		}
+	})
+}
+
+func TestBucketsAreMonotoneAndBounded(t *testing.T) {
+	if got := bucketOf(math.MinInt32); got != 0 {
+		t.Errorf("bucket of the lowest RIF: got %d; want 0", got)
+	}
+	last := 0
+	for rif := int32(-2); rif < MaxRIF+2; rif++ {
+		b := bucketOf(rif)
+		if b != last && b != last+1 {
+			t.Fatalf("bucket of RIF %d: got %d; want %d or the next", rif, b, last)
+		}
+		last = b
+	}
+	if last != bucketCount-1 || bucketOf(math.MaxInt32) != last {
+		t.Errorf("last buckets: got %d and %d; want %d", last, bucketOf(math.MaxInt32), bucketCount-1)
+	}
+}
+
+func TestBucketsAreNarrow(t *testing.T) {
+	lowest := map[int]int32{}
+	for rif := range int32(MaxRIF) {
+		low, seen := lowest[bucketOf(rif)]
+		if !seen {
+			lowest[bucketOf(rif)] = rif
+		} else if 4*(rif-low) > low {
+			t.Fatalf("RIF %d shares a bucket with %d: more than a quarter apart", rif, low)
+		}
+	}
+}
