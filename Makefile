@@ -1,7 +1,6 @@
 # Headroom: `make demo` shows it at work, `make test` runs every test. Both install what they need.
 
 SHELL   := /bin/bash
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 TOOLS   := go tool -modfile=api/tools.mod
 
 .DEFAULT_GOAL := help
@@ -10,7 +9,7 @@ help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 build: ## build agent and meshctl into bin/
-	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ ./cmd/...
+	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/...
 
 demo: build ## run the main job on this machine (HOLD=1 keeps it running, DEMO_OUT=FILE writes the figures as JSON)
 	@go build -o bin/demo ./bench/demo

@@ -23,7 +23,8 @@ const (
 	measured          = 5500 * time.Millisecond
 )
 
-var rules = []string{"round_robin", "least_loaded", "prequal"}
+// rules returns the balancers to compare, Prequal last.
+func rules() []string { return []string{"round_robin", "least_loaded", "prequal"} }
 
 func main() {
 	bin := flag.String("bin", "bin", "folder with the programs agent and meshctl")
@@ -74,13 +75,13 @@ func compare(ctx context.Context, m *mesh) (map[string]*result, error) {
 	results := map[string]*result{}
 	line := newProgress(os.Stdout)
 	for round := range rounds {
-		for i, rule := range rules {
+		for i, rule := range rules() {
 			line.show("round %d/%d  %-12s  warming up", round+1, rounds, rule)
 			r, err := measure(ctx, m, rule, int64(round))
 			if err != nil || ctx.Err() != nil {
 				return nil, err
 			}
-			left := time.Duration(rounds*len(rules)-round*len(rules)-i-1) * (measured + warmUp + time.Second)
+			left := time.Duration(rounds*len(rules())-round*len(rules())-i-1) * (measured + warmUp + time.Second)
 			line.done("round %d/%d  %-12s  %s  (%s left)", round+1, rounds, rule, r.brief(), left.Round(time.Second))
 			if results[rule] == nil {
 				results[rule] = &result{}

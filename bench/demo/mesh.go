@@ -29,12 +29,13 @@ const (
 	slowHeader = "X-Slow-Replica"
 )
 
-// nodes are the agents, each with a loopback address of its own so that all can use the usual ports.
-var nodes = []struct{ name, address string }{{"a", "127.77.0.1"}, {"b", "127.77.0.2"}, {"c", "127.77.0.3"}}
+// node is an agent, with a loopback address of its own so that all can use the usual ports.
+type node struct{ name, address string }
 
 // mesh is what the demo runs.
 type mesh struct {
 	bin, dir string
+	nodes    []node
 	agents   []*exec.Cmd
 	replicas []*http.Server
 	serving  sync.WaitGroup
@@ -50,6 +51,7 @@ func startMesh(ctx context.Context, bin string) (*mesh, error) {
 		return nil, err
 	}
 	m := &mesh{bin: bin, dir: dir, url: "http://" + service + ".mesh/"}
+	m.nodes = []node{{"a", "127.77.0.1"}, {"b", "127.77.0.2"}, {"c", "127.77.0.3"}}
 	if err := errors.Join(m.startReplicas(), m.startAgents(), m.connect()); err != nil {
 		m.stop()
 		return nil, err
@@ -100,7 +102,7 @@ func replica(slow bool) http.Handler {
 }
 
 func (m *mesh) declare(i int, address string) error {
-	folder := m.folder(i%len(nodes), "services.d")
+	folder := m.folder(i%len(m.nodes), "services.d")
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
@@ -118,16 +120,16 @@ spec:
 }
 
 func (m *mesh) folder(node int, parts ...string) string {
-	return filepath.Join(append([]string{m.dir, nodes[node].name}, parts...)...)
+	return filepath.Join(append([]string{m.dir, m.nodes[node].name}, parts...)...)
 }
 
 func (m *mesh) startAgents() error {
-	for i, n := range nodes {
+	for i, n := range m.nodes {
 		args := []string{"--node", n.name, "--bind", n.address, "--services", m.folder(i, "services.d"), "--data-dir", m.folder(i, "data")}
 		if i == 0 {
 			args = append(args, "--etcd-embedded", m.folder(i, "etcd"))
 		} else {
-			args = append(args, "--join", nodes[0].address+":7946", "--etcd", nodes[0].address+":2379")
+			args = append(args, "--join", m.nodes[0].address+":7946", "--etcd", m.nodes[0].address+":2379")
 		}
 		log, err := os.Create(m.logFile(i))
 		if err != nil {
@@ -147,12 +149,12 @@ func (m *mesh) startAgents() error {
 	return nil
 }
 
-func (m *mesh) logFile(node int) string { return filepath.Join(m.dir, nodes[node].name+".log") }
+func (m *mesh) logFile(node int) string { return filepath.Join(m.dir, m.nodes[node].name+".log") }
 
 // logs returns the ends of the agents' logs.
 func (m *mesh) logs() string {
 	var b strings.Builder
-	for i, n := range nodes {
+	for i, n := range m.nodes {
 		text, _ := os.ReadFile(m.logFile(i))
 		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 		fmt.Fprintf(&b, "--- log of agent %s\n%s\n", n.name, strings.Join(lines[max(0, len(lines)-8):], "\n"))
@@ -162,12 +164,12 @@ func (m *mesh) logs() string {
 
 func (m *mesh) connect() error {
 	var err error
-	m.conn, err = grpc.NewClient(nodes[0].address+":15010", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	m.conn, err = grpc.NewClient(m.nodes[0].address+":15010", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
 	m.admin = meshv1.NewAdminClient(m.conn)
-	proxy := &url.URL{Scheme: "http", Host: nodes[0].address + ":15001"}
+	proxy := &url.URL{Scheme: "http", Host: m.nodes[0].address + ":15001"}
 	m.client = &http.Client{Transport: &http.Transport{Proxy: http.ProxyURL(proxy), MaxIdleConnsPerHost: 1000}}
 	return nil
 }
@@ -178,7 +180,7 @@ func (m *mesh) waitReady(ctx context.Context) error {
 	defer cancel()
 	for wait(ctx, 100*time.Millisecond) {
 		top, err := m.admin.Top(ctx, &meshv1.TopRequest{Service: service})
-		if err == nil && len(top.Agents) == len(nodes) && allKnow(top.Agents) {
+		if err == nil && len(top.Agents) == len(m.nodes) && allKnow(top.Agents) {
 			return nil
 		}
 	}
@@ -201,7 +203,7 @@ func (m *mesh) setBalancer(ctx context.Context, rule string) error {
 }
 
 func (m *mesh) meshctl(ctx context.Context, args ...string) ([]byte, error) {
-	args = append([]string{"--agent", nodes[0].address + ":15010"}, args...)
+	args = append([]string{"--agent", m.nodes[0].address + ":15010"}, args...)
 	var stdout, stderr bytes.Buffer
 	c := exec.CommandContext(ctx, filepath.Join(m.bin, "meshctl"), args...)
 	c.Stdout, c.Stderr = &stdout, &stderr
@@ -228,7 +230,7 @@ func (m *mesh) counters(ctx context.Context) (counters, error) {
 
 // commands returns what to type to look at the mesh.
 func (m *mesh) commands() string {
-	ctl := filepath.Join(m.bin, "meshctl") + " --agent " + nodes[0].address + ":15010"
+	ctl := filepath.Join(m.bin, "meshctl") + " --agent " + m.nodes[0].address + ":15010"
 	return fmt.Sprintf(`
   %[1]s top
   %[1]s members
@@ -236,7 +238,7 @@ func (m *mesh) commands() string {
   %[1]s policy get %[2]s --effective
   curl -x http://%[3]s:15001 http://%[2]s.mesh/
   curl http://%[3]s:15000/metrics
-`, ctl, service, nodes[0].address)
+`, ctl, service, m.nodes[0].address)
 }
 
 func (m *mesh) stop() {

@@ -73,14 +73,14 @@ func (r *result) brief() string {
 func report(w io.Writer, results map[string]*result) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "rule\trequests\terrors\tp50 ms\tp99 ms\tp99.9 ms\tto slow pair\tprobes/request\t")
-	for _, rule := range rules {
+	for _, rule := range rules() {
 		f := results[rule].figures()
 		fmt.Fprintf(t, "%s\t%d\t%d\t%.0f\t%.0f\t%.0f\t%.2f%%\t%.2f\t\n", rule, f.Requests, f.Errors, f.P50, f.P99, f.P999, 100*f.SlowShare, f.ProbesPerRequest)
 	}
 	t.Flush()
 	fmt.Fprintln(w)
 	p := results["prequal"].figures()
-	for _, rule := range rules[:2] {
+	for _, rule := range rules()[:2] {
 		f := results[rule].figures()
 		fmt.Fprintf(w, "p99 under prequal is %.1f times lower than under %s.\n", f.P99/p.P99, rule)
 		if f.SlowShare < 0.01 {

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -104,17 +106,18 @@ func (l listener) Accept() (net.Conn, error) {
 // it. Those are written in one piece and begin like no other answer.
 type refusingConn struct{ net.Conn }
 
-var (
-	refusal    = []byte("HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n")
-	reasonLine = []byte(fault.Header + ": " + string(fault.BadRequest) + "\r\n")
+const (
+	refusal    = "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
+	reasonLine = fault.Header + ": " + string(fault.BadRequest) + "\r\n"
 )
 
 func (c refusingConn) Write(p []byte) (int, error) {
-	if !bytes.HasPrefix(p, refusal) {
+	detail, ok := bytes.CutPrefix(p, []byte(refusal))
+	if !ok {
 		return c.Conn.Write(p)
 	}
-	head := len(refusal) - len("\r\n")
-	answer := bytes.Join([][]byte{p[:head], reasonLine, []byte("\r\nheadroom: "), p[len(refusal):], []byte("\n")}, nil)
+	head := strings.TrimSuffix(refusal, "\r\n")
+	answer := fmt.Appendf(nil, "%s%s\r\nheadroom: %s\n", head, reasonLine, detail)
 	if _, err := c.Conn.Write(answer); err != nil {
 		return 0, err
 	}

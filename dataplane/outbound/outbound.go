@@ -141,8 +141,9 @@ func (o *Outbound) Run(ctx context.Context) error {
 	}
 }
 
-// probeIdle keeps the pools of a service in use from running dry (§4 of the Prequal paper, idle probing). It also probes
-// the agents to which requests are in flight, whatever the rule: so a node that has fallen silent is noticed.
+// probeIdle keeps the pools of a service in use from running dry (§4 of the Prequal paper, idle probing). It also probes,
+// whatever the rule, the agents to which requests are in flight, so that a node that falls silent is noticed, and those
+// that are silent, so that their return is.
 func (o *Outbound) probeIdle(now time.Time, s *service) {
 	b := s.balancer.Load()
 	var targets []*balancer.Endpoint
@@ -153,9 +154,10 @@ func (o *Outbound) probeIdle(now time.Time, s *service) {
 		}
 	}
 	asked := map[netip.AddrPort]bool{}
-	s.fleet.Each(now, func(e *balancer.Endpoint, _ balancer.Avoidance) {
+	s.fleet.Each(now, func(e *balancer.Endpoint, why balancer.Avoidance) {
 		record := e.Record()
-		if e.RIF() > 0 && record.Node != o.cfg.Node && !asked[record.Agent] {
+		relevant := e.RIF() > 0 || why == balancer.Unreachable
+		if relevant && record.Node != o.cfg.Node && !asked[record.Agent] {
 			asked[record.Agent] = true
 			o.probe(now, s, b, noShard, e)
 		}

@@ -1,0 +1,164 @@
+// Agent runs one node of a Headroom mesh.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+
+	"github.com/headroom-mesh/headroom/agent"
+	"github.com/spf13/cobra"
+)
+
+// errUsage marks errors in how the program was called.
+var errUsage = errors.New("usage")
+
+func main() {
+	command := newCommand()
+	err := command.Execute()
+	if err == nil {
+		return
+	}
+	fmt.Fprintf(os.Stderr, "agent: %s\n", strings.TrimSuffix(err.Error(), "\n"+errUsage.Error()))
+	if errors.Is(err, errUsage) {
+		fmt.Fprintln(os.Stderr, "Run `agent --help` for all flags.")
+		os.Exit(2)
+	}
+	os.Exit(1)
+}
+
+func usage(err error) error { return errors.Join(err, errUsage) }
+
+func newCommand() *cobra.Command {
+	cfg := agent.Config{Version: version()}
+	logging := logFlags{level: "info", format: "text"}
+	c := &cobra.Command{
+		Use:   "agent",
+		Short: "Run one node of a Headroom mesh",
+		Long: `Run one node of a Headroom mesh.
+
+The agent finds other agents by gossip, registers the services of its node in etcd, and proxies the node's traffic: it
+sends each request to the replica with the most headroom. Send HTTP requests for http://SERVICE.mesh/ through --proxy.
+
+On SIGTERM or SIGINT the agent takes its node out of the mesh, finishes the requests in flight, and ends. A second
+signal ends it at once.`,
+		Example: `  agent --node a --etcd-embedded ./data --services ./services.d
+  agent --node b --bind 127.0.0.2 --join 127.0.0.1:7946 --etcd 127.0.0.1:2379`,
+		Version:       cfg.Version,
+		Args:          func(c *cobra.Command, args []string) error { return noArgs(args) },
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(c *cobra.Command, _ []string) error {
+			log, err := logging.logger()
+			if err != nil {
+				return usage(err)
+			}
+			cfg.Log = log
+			if logging.access {
+				cfg.AccessLog = slog.New(slog.NewJSONHandler(os.Stdout, nil))
+			}
+			if err := cfg.Validate(); err != nil {
+				return usage(err)
+			}
+			return run(cfg)
+		},
+	}
+	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage(err) })
+	addFlags(c, &cfg, &logging)
+	return c
+}
+
+// version returns what the build says of itself.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "unknown"
+}
+
+func noArgs(args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	return usage(fmt.Errorf("unexpected argument %q: everything is given by flags", args[0]))
+}
+
+// run runs the agent until a signal comes. After the first signal the next one has its usual effect: the process ends.
+func run(cfg agent.Config) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	context.AfterFunc(ctx, stop)
+	a, err := agent.New(cfg)
+	if err != nil {
+		return err
+	}
+	return a.Run(ctx)
+}
+
+func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
+	f := c.Flags()
+	f.SortFlags = false
+	f.StringVar((*string)(&cfg.Node), "node", "", "name of this node, unique in the mesh (default: the machine's name)")
+	f.StringVar(&cfg.Zone, "zone", "", "zone of this node")
+	f.TextVar(&cfg.Bind, "bind", netip.Addr{}, "address at which other nodes reach this one (default 127.0.0.1)")
+	f.StringSliceVar(&cfg.Join, "join", nil, "gossip addresses of other agents, HOST:PORT; one that answers is enough")
+	f.StringVar(&cfg.GossipKeyFile, "gossip-key-file", "", "file with the gossip key: 16, 24 or 32 bytes in base64")
+
+	f.StringSliceVar(&cfg.Etcd, "etcd", nil, "members of the etcd cluster, HOST:PORT or URL")
+	f.StringVar(&cfg.EtcdUser, "etcd-user", "", "user name for etcd")
+	f.StringVar(&cfg.EtcdPasswordFile, "etcd-password-file", "", "file with the password for etcd")
+	f.StringVar(&cfg.EtcdCA, "etcd-ca", "", "PEM file with the CA of etcd (turns on TLS)")
+	f.StringVar(&cfg.EtcdCert, "etcd-cert", "", "PEM file with this agent's certificate for etcd")
+	f.StringVar(&cfg.EtcdKey, "etcd-key", "", "PEM file with the key of --etcd-cert")
+	f.StringVar(&cfg.EtcdPrefix, "etcd-prefix", "", "start of all keys in etcd (default /headroom/v1)")
+	f.StringVar(&cfg.EtcdEmbedded, "etcd-embedded", "", "run an etcd inside this agent, with its data in this folder")
+	addr(c, &cfg.EtcdListen, "etcd-listen", "where the embedded etcd serves clients (default: --bind, port 2379)")
+	addr(c, &cfg.EtcdPeerListen, "etcd-peer-listen", "where the embedded etcd listens for members (default: --bind, port 2380)")
+
+	f.StringVar(&cfg.Services, "services", "", "folder of LocalService files, watched")
+	f.StringVar(&cfg.DataDir, "data-dir", "", "folder for what outlives the agent (default /var/lib/headroom/NODE, or ~/.local/state/headroom/NODE)")
+
+	addr(c, &cfg.Proxy, "proxy", "HTTP proxy for this node's applications (default: loopback, port 15001)")
+	addr(c, &cfg.Mesh, "mesh", "where other agents send traffic (default: --bind, port 15008)")
+	addr(c, &cfg.Gossip, "gossip", "where the agent gossips, TCP and UDP (default: --bind, port 7946)")
+	addr(c, &cfg.Admin, "admin", "admin API, gRPC (default: loopback, port 15010)")
+	addr(c, &cfg.AdminHTTP, "admin-http", "metrics, health and pprof (default: loopback, port 15000)")
+	f.StringVar(&cfg.AdminSocket, "admin-socket", "", "Unix socket of the admin API (default: admin.sock in --data-dir)")
+
+	f.DurationVar(&cfg.DrainDelay, "drain-delay", 0, "time between announcing the end and taking no more requests (default 1s)")
+	f.DurationVar(&cfg.DrainTimeout, "drain-timeout", 0, "longest time for requests in flight at the end (default 30s)")
+	f.BoolVar(&cfg.Stay, "stay", false, "keep this node's name in the gossip at the end, as for a restart")
+	f.StringVar(&logging.level, "log-level", logging.level, "debug, info, warn or error")
+	f.StringVar(&logging.format, "log-format", logging.format, "text or json")
+	f.BoolVar(&logging.access, "access-log", false, "write a JSON line per request to standard output")
+}
+
+func addr(c *cobra.Command, p *netip.AddrPort, name, help string) {
+	c.Flags().TextVar(p, name, netip.AddrPort{}, help)
+}
+
+type logFlags struct {
+	level, format string
+	access        bool
+}
+
+func (l logFlags) logger() (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(l.level)); err != nil {
+		return nil, fmt.Errorf("--log-level %q: want debug, info, warn or error", l.level)
+	}
+	options := &slog.HandlerOptions{Level: level}
+	switch l.format {
+	case "text":
+		return slog.New(slog.NewTextHandler(os.Stderr, options)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(os.Stderr, options)), nil
+	}
+	return nil, fmt.Errorf("--log-format %q: want text or json", l.format)
+}
