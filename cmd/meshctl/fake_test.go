@@ -24,7 +24,6 @@ import (
 // fakeAgent answers as an agent would, from memory.
 type fakeAgent struct {
 	meshv1.UnimplementedAdminServer
-	server *grpc.Server
 
 	mu sync.Mutex
 	// mu guards the fields below
@@ -82,7 +81,7 @@ func (f *fakeAgent) set(what string) error {
 func (f *fakeAgent) ListServices(context.Context, *meshv1.ListServicesRequest) (*meshv1.ListServicesResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	names := maps.Clone(map[string]bool{})
+	names := map[string]bool{}
 	for name := range f.local {
 		names[name] = true
 	}
@@ -177,7 +176,7 @@ func (f *fakeAgent) SetPolicy(_ context.Context, r *meshv1.SetPolicyRequest) (*m
 	}
 	if f.rivals > 0 {
 		f.rivals--
-		rival := proto.CloneOf(cmpDoc(f.policies[r.Policy.Metadata.Name], r.Policy))
+		rival := proto.CloneOf(r.Policy)
 		rival.Spec = &meshv1.ServicePolicySpec{Timeout: fmt.Sprintf("%ds", f.rivals+1)}
 		f.storeLocked(rival)
 	}
@@ -187,13 +186,6 @@ func (f *fakeAgent) SetPolicy(_ context.Context, r *meshv1.SetPolicyRequest) (*m
 	}
 	doc := f.storeLocked(proto.CloneOf(r.Policy))
 	return &meshv1.SetPolicyResponse{Policy: doc, Revision: f.revision}, nil
-}
-
-func cmpDoc(stored, given *meshv1.ServicePolicy) *meshv1.ServicePolicy {
-	if stored != nil {
-		return stored
-	}
-	return given
 }
 
 func (f *fakeAgent) storeLocked(doc *meshv1.ServicePolicy) *meshv1.ServicePolicy {

@@ -7,6 +7,7 @@ import (
 	"io"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/policy"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 )
@@ -108,16 +109,9 @@ func (a *app) writePolicies(w io.Writer, docs []*meshv1.ServicePolicy) error {
 	}
 	var rows [][]string
 	for _, d := range docs {
-		rows = append(rows, []string{d.Metadata.GetName(), balancerOf(d), d.Metadata.GetResourceVersion()})
+		rows = append(rows, []string{d.Metadata.GetName(), policy.Effective(d).Spec.Balancer, d.Metadata.GetResourceVersion()})
 	}
 	return writeTable(w, "SERVICE BALANCER REVISION", rows)
-}
-
-func balancerOf(doc *meshv1.ServicePolicy) string {
-	if b := doc.GetSpec().GetBalancer(); b != "" {
-		return b
-	}
-	return "default"
 }
 
 // writeDocuments separates documents in the way in which 'policy set -f' reads them.

@@ -26,7 +26,7 @@ func (a *app) top() *cobra.Command {
 with --once, two samples are taken one second apart and shown once.
 
 Columns: REQ/S and ERR/S count all callers; SHARE is the part of all picks; RIF (requests in flight) and LATENCY are those
-that the replica's own agent counts; TEMP (hot or cold) and PROBED (the age of the freshest probe) are those of the balancer
+that the replica's own agent counts; HEAT (hot or cold) and PROBED (the age of the freshest probe) are those of the balancer
 that the second line of the heading names.`,
 		Args: optionalServiceArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -93,7 +93,7 @@ func (a *app) writeTop(w io.Writer, v topView) error {
 func writeTopText(w io.Writer, v topView, s sheet) error {
 	var lines []string
 	for _, missing := range v.Missing {
-		lines = append(lines, s.line("no answer from "+printable(missing)))
+		lines = append(lines, "no answer from "+printable(missing))
 	}
 	for _, service := range v.Services {
 		if len(lines) > 0 {
@@ -101,11 +101,12 @@ func writeTopText(w io.Writer, v topView, s sheet) error {
 		}
 		lines = append(lines, s.head(v, service)...)
 		lines = append(lines, s.table(service.Replicas)...)
+		lines = append(lines, notes(service)...)
 	}
 	if len(v.Services) == 0 {
 		lines = append(lines, "No service is known to the agents that answered.")
 	}
-	for _, line := range lines {
+	for _, line := range s.cut(lines) {
 		if _, err := fmt.Fprintln(w, line); err != nil {
 			return err
 		}

@@ -148,7 +148,14 @@ func (m topModel) service() *serviceView {
 }
 
 // room is how many replicas the window has room for, once everything above and below them is written.
-func (m topModel) room() int { return max(1, m.height-len(m.above())-len(m.below())-1) }
+func (m topModel) room() int {
+	const titles, position = 1, 1
+	room := m.height - len(m.above()) - len(m.below()) - titles
+	if s := m.service(); s != nil && len(s.Replicas) > room {
+		room -= position
+	}
+	return max(1, room)
+}
 
 func (m topModel) maxScroll() int {
 	if s := m.service(); s != nil {
@@ -176,7 +183,7 @@ func (m topModel) lines() []string {
 		lines = append(lines, "")
 	}
 	lines = append(lines[:max(0, min(len(lines), m.height-len(below)))], below...)
-	return lines[:min(len(lines), m.height)]
+	return m.sheet.cut(lines[:min(len(lines), m.height)])
 }
 
 func (m topModel) above() []string {
@@ -198,7 +205,7 @@ func (m topModel) above() []string {
 }
 
 func (m topModel) alarm(text string) string {
-	return m.sheet.styles.alarm.Render(m.sheet.line(printable(text)))
+	return m.sheet.styles.alarm.Render(printable(text))
 }
 
 func (m topModel) titleLine() string {
@@ -243,7 +250,11 @@ func (m topModel) middle() []string {
 	titles, replicas := table[0], table[1:]
 	first := min(m.scroll, m.maxScroll())
 	last := min(len(replicas), first+m.room())
-	return append([]string{titles}, replicas[first:last]...)
+	lines := append([]string{titles}, replicas[first:last]...)
+	if hidden := len(replicas) - (last - first); hidden > 0 {
+		lines = append(lines, fmt.Sprintf("%d to %d of %d; pgdn and pgup scroll", first+1, last, len(replicas)))
+	}
+	return lines
 }
 
 func helpLines() []string {
@@ -257,28 +268,19 @@ p            pause and go on
 
 REQ/S ERR/S SHARE  of all callers
 RIF LATENCY        as the replica's own agent counts them
-TEMP PROBED        hot or cold, and age of the freshest probe,
+HEAT PROBED        hot or cold, and age of the freshest probe,
                    as the agent named in the heading sees them`, "\n")
 }
 
-func (m topModel) below() []string {
+func (m topModel) below() (lines []string) {
+	if s := m.service(); s != nil && !m.help {
+		lines = notes(*s)
+	}
 	texts := []string{"q quit", "s sort: " + strings.ToLower(orders()[m.sheet.sort].column), "p pause", "? help"}
 	if len(m.view.Services) > 1 {
 		texts = slices.Insert(texts, 2, "↑↓ service")
 	}
-	if most := m.hidden(); most > 0 {
-		texts = append(texts, fmt.Sprintf("pgdn %d more", most))
-	}
-	return []string{m.sheet.styles.faint.Render(m.sheet.segments(texts))}
-}
-
-// hidden is how many replicas the window has no room for. The line that tells it takes one row in any case.
-func (m topModel) hidden() int {
-	s := m.service()
-	if s == nil {
-		return 0
-	}
-	return max(0, len(s.Replicas)-max(1, m.height-len(m.above())-2))
+	return append(lines, m.sheet.styles.faint.Render(m.sheet.segments(texts)))
 }
 
 // printable keeps what others wrote on its line.

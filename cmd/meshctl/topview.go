@@ -56,7 +56,7 @@ func columns() []column {
 		{title: "SHARE", keep: 6, right: true, cell: func(r replicaView) string { return orNone(r.Share, percent) }},
 		{title: "RIF", keep: 10, right: true, cell: func(r replicaView) string { return orNone(r.RIF, count32) }},
 		{title: "LATENCY", keep: 8, right: true, cell: func(r replicaView) string { return orNone(r.Latency, seconds) }},
-		{title: "TEMP", keep: 7, cell: func(r replicaView) string { return orNone(r.Hot, temperature) }, style: hotStyle},
+		{title: "HEAT", keep: 7, cell: func(r replicaView) string { return orNone(r.Hot, heat) }, style: hotStyle},
 		{title: "PROBED", keep: 2, right: true, cell: func(r replicaView) string { return orNone(r.ProbeAge, seconds) }},
 	}
 }
@@ -145,7 +145,7 @@ func (s sheet) table(replicas []replicaView) []string {
 			}
 			cells = append(cells, text)
 		}
-		lines = append(lines, s.line(strings.Join(cells, gap)))
+		lines = append(lines, strings.TrimRight(strings.Join(cells, gap), " "))
 	}
 	return lines
 }
@@ -195,7 +195,7 @@ func (s sheet) titles(shown []column, widths []int) string {
 	for i, c := range shown {
 		titles = append(titles, align(s.title(c), widths[i], c.right))
 	}
-	return s.styles.faint.Render(s.line(strings.Join(titles, gap)))
+	return s.styles.faint.Render(strings.TrimRight(strings.Join(titles, gap), " "))
 }
 
 func align(text string, width int, right bool) string {
@@ -206,25 +206,28 @@ func align(text string, width int, right bool) string {
 	return text + pad
 }
 
-// line cuts what is still too wide.
-func (s sheet) line(text string) string {
-	text = strings.TrimRight(text, " ")
-	if s.width == 0 {
-		return text
+// cut cuts the lines that are still too wide.
+func (s sheet) cut(lines []string) []string {
+	for i, line := range lines {
+		if s.width > 0 {
+			lines[i] = ansi.Truncate(line, s.width, "…")
+		}
 	}
-	return ansi.Truncate(text, s.width, "…")
+	return lines
 }
 
 // head describes a service in two lines.
 func (s sheet) head(v topView, service serviceView) []string {
-	traffic := []string{
-		s.styles.strong.Render(service.Service),
-		policies(service),
-		rate(service.Requests) + " req/s",
-		s.maybeAlarm(service.Errors > 0, rate(service.Errors)+" err/s"),
-		rate(service.Retries) + " retries/s",
-		s.maybeAlarm(len(v.Missing) > 0, fmt.Sprintf("agents %d/%d", len(v.Agents), len(v.Agents)+len(v.Missing))),
+	traffic := []string{s.styles.strong.Render(service.Service)}
+	if service.Seen != nil {
+		traffic = append(traffic, policies(service))
 	}
+	traffic = append(traffic,
+		rate(service.Requests)+" req/s",
+		s.maybeAlarm(service.Errors > 0, rate(service.Errors)+" err/s"),
+		rate(service.Retries)+" retries/s",
+		s.maybeAlarm(len(v.Missing) > 0, fmt.Sprintf("agents %d/%d", len(v.Agents), len(v.Agents)+len(v.Missing))),
+	)
 	return []string{s.segments(traffic), s.segments(balancing(service))}
 }
 
@@ -236,18 +239,11 @@ func (s sheet) maybeAlarm(alarm bool, text string) string {
 }
 
 func policies(service serviceView) string {
-	balancer := "not called"
-	if service.Seen != nil {
-		balancer = service.Seen.Balancer
-	}
 	var names []string
 	for _, r := range service.Revisions {
 		names = append(names, revision(r))
 	}
-	if len(names) == 0 {
-		return balancer
-	}
-	return balancer + ", policy " + strings.Join(names, " and ")
+	return service.Seen.Balancer + ", policy " + strings.Join(names, " and ")
 }
 
 func balancing(service serviceView) (segments []string) {
@@ -267,6 +263,17 @@ func balancing(service serviceView) (segments []string) {
 	return append(segments, fmt.Sprintf("%.0f retries left", b.RetryBalance), "seen by "+b.By)
 }
 
+// notes says what is wrong with replicas that fail their checks, a few of them.
+func notes(service serviceView) (lines []string) {
+	const most = 3
+	for _, r := range service.Replicas {
+		if r.CheckError != "" && len(lines) < most {
+			lines = append(lines, r.Address+" fails its check: "+printable(r.CheckError))
+		}
+	}
+	return lines
+}
+
 // segments puts as many of the texts on a line as have room.
 func (s sheet) segments(texts []string) string {
 	line := texts[0]
@@ -276,7 +283,7 @@ func (s sheet) segments(texts []string) string {
 		}
 		line += gap + text
 	}
-	return s.line(line)
+	return line
 }
 
 // Words for values.
@@ -304,7 +311,7 @@ func percent(x float64) string { return strconv.FormatFloat(100*x, 'f', 0, 64) +
 
 func count32(n int32) string { return strconv.Itoa(int(n)) }
 
-func temperature(hot bool) string {
+func heat(hot bool) string {
 	if hot {
 		return "hot"
 	}
