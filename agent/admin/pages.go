@@ -1,0 +1,57 @@
+package admin
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/pprof"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+const index = `/metrics      metrics for Prometheus
+/livez        whether the agent runs
+/readyz       whether the agent is ready, and what is missing if not
+/debug/pprof/ profiles
+`
+
+// pages serves what monitoring asks for.
+func (a *Admin) pages() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, index) })
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, "ok\n") })
+	mux.HandleFunc("GET /readyz", a.readyz)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(a.cfg.Metrics, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	return mux
+}
+
+func (a *Admin) readyz(w http.ResponseWriter, _ *http.Request) {
+	code := http.StatusOK
+	var b strings.Builder
+	for _, c := range a.cfg.Ready {
+		if err := c.Func(); err != nil {
+			code = http.StatusServiceUnavailable
+			fmt.Fprintf(&b, "[-]%s: %v\n", c.Name, err)
+			continue
+		}
+		fmt.Fprintf(&b, "[+]%s ok\n", c.Name)
+	}
+	if code == http.StatusOK {
+		b.WriteString("ready\n")
+	} else {
+		b.WriteString("not ready\n")
+	}
+	plain(w, code, b.String())
+}
+
+func plain(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(code)
+	_, _ = w.Write([]byte(text)) // who asked may be gone
+}

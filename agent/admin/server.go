@@ -1,0 +1,235 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/headroom-mesh/headroom/agent/gossip"
+	"github.com/headroom-mesh/headroom/agent/local"
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/policy"
+	"github.com/headroom-mesh/headroom/policy/document"
+	"github.com/headroom-mesh/headroom/policy/localservice"
+	"github.com/headroom-mesh/headroom/registry"
+)
+
+// adminServer answers the operator.
+type adminServer struct {
+	*Admin
+	meshv1.UnimplementedAdminServer
+}
+
+func (s *adminServer) ListServices(context.Context, *meshv1.ListServicesRequest) (*meshv1.ListServicesResponse, error) {
+	services := s.cfg.Snapshot().Services
+	answer := &meshv1.ListServicesResponse{}
+	for _, name := range slices.Sorted(maps.Keys(services)) {
+		answer.Services = append(answer.Services, summarize(services[name]))
+	}
+	return answer, nil
+}
+
+func summarize(s *registry.Service) *meshv1.ServiceSummary {
+	summary := &meshv1.ServiceSummary{
+		Name: string(s.Name), Balancer: string(s.Policy.Balancer), PolicyRevision: s.PolicyRevision,
+	}
+	for _, e := range s.Endpoints {
+		switch e.State {
+		case registry.Ready:
+			summary.Ready++
+		case registry.Unhealthy:
+			summary.Unhealthy++
+		case registry.Draining:
+			summary.Draining++
+		}
+	}
+	return summary
+}
+
+func (s *adminServer) ListEndpoints(_ context.Context, r *meshv1.ListEndpointsRequest) (*meshv1.ListEndpointsResponse, error) {
+	services := s.cfg.Snapshot().Services
+	names := slices.Sorted(maps.Keys(services))
+	if r.Service != "" {
+		if err := s.known(registry.ServiceName(r.Service)); err != nil {
+			return nil, err
+		}
+		names = []registry.ServiceName{registry.ServiceName(r.Service)}
+	}
+	answer := &meshv1.ListEndpointsResponse{}
+	for _, name := range names {
+		for _, e := range services[name].Endpoints {
+			answer.Endpoints = append(answer.Endpoints, e.Proto())
+		}
+	}
+	return answer, nil
+}
+
+// known tells a service without replicas from a name that nobody ever registered.
+func (s *adminServer) known(service registry.ServiceName) error {
+	snapshot := s.cfg.Snapshot()
+	if _, ok := snapshot.Services[service]; ok {
+		return nil
+	}
+	if snapshot.Revision == 0 {
+		return status.Error(codes.Unavailable, "this agent has not reached the registry yet")
+	}
+	return status.Errorf(codes.NotFound, "no service %q was ever registered", service)
+}
+
+func (s *adminServer) ListMembers(context.Context, *meshv1.ListMembersRequest) (*meshv1.ListMembersResponse, error) {
+	answer := &meshv1.ListMembersResponse{}
+	for _, m := range s.cfg.Members() {
+		answer.Members = append(answer.Members, memberProto(m))
+	}
+	return answer, nil
+}
+
+func memberProto(m gossip.Member) *meshv1.Member {
+	p := &meshv1.Member{
+		Node: string(m.Node), Zone: m.Zone, Version: m.Version, State: m.State.String(), GossipAddress: m.Gossip.String(),
+	}
+	if m.Mesh.IsValid() {
+		p.MeshAddress = m.Mesh.String()
+	}
+	return p
+}
+
+func (s *adminServer) Register(ctx context.Context, r *meshv1.RegisterRequest) (*meshv1.RegisterResponse, error) {
+	if err := localservice.Validate(r.Service); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if err := s.cfg.Local.Register(ctx, r.Service); err != nil {
+		return nil, failure(err)
+	}
+	return &meshv1.RegisterResponse{Node: string(s.cfg.Node)}, nil
+}
+
+func (s *adminServer) Deregister(ctx context.Context, r *meshv1.DeregisterRequest) (*meshv1.DeregisterResponse, error) {
+	service, err := serviceName(r.Service)
+	if err != nil {
+		return nil, err
+	}
+	if r.Address != "" {
+		if _, err := localservice.ParseAddress(r.Address); err != nil {
+			return nil, status.Errorf(codes.InvalidArgument, "address: %v", err)
+		}
+	}
+	removed, err := s.cfg.Local.Deregister(ctx, service, r.Address)
+	if err != nil {
+		return nil, failure(err)
+	}
+	answer := &meshv1.DeregisterResponse{Node: string(s.cfg.Node)}
+	for _, address := range removed {
+		answer.Addresses = append(answer.Addresses, address.String())
+	}
+	return answer, nil
+}
+
+func serviceName(name string) (registry.ServiceName, error) {
+	service := registry.ServiceName(name)
+	if err := service.Validate(); err != nil {
+		return "", status.Error(codes.InvalidArgument, err.Error())
+	}
+	return service, nil
+}
+
+// GetPolicy answers from the agent's snapshot when the store is away.
+func (s *adminServer) GetPolicy(ctx context.Context, r *meshv1.GetPolicyRequest) (*meshv1.GetPolicyResponse, error) {
+	service, err := serviceName(r.Service)
+	if err != nil {
+		return nil, err
+	}
+	doc, err := s.cfg.Registry.Policy(ctx, service)
+	if snapshot := s.cfg.Snapshot(); errors.Is(err, registry.ErrUnavailable) && snapshot.Revision > 0 {
+		doc, err = lastKnown(snapshot, service)
+	}
+	if errors.Is(err, registry.ErrNotFound) {
+		doc, err = &meshv1.ServicePolicy{
+			ApiVersion: policy.APIVersion, Kind: policy.Kind,
+			Metadata: &meshv1.Metadata{Name: r.Service, ResourceVersion: "0"},
+		}, nil
+	}
+	if err != nil {
+		return nil, failure(err)
+	}
+	return &meshv1.GetPolicyResponse{Policy: doc, Effective: policy.Effective(doc)}, nil
+}
+
+func lastKnown(snapshot *registry.Snapshot, service registry.ServiceName) (*meshv1.ServicePolicy, error) {
+	if s, ok := snapshot.Services[service]; ok && s.Document != nil {
+		return s.Document, nil
+	}
+	return nil, registry.ErrNotFound
+}
+
+func (s *adminServer) SetPolicy(ctx context.Context, r *meshv1.SetPolicyRequest) (*meshv1.SetPolicyResponse, error) {
+	if err := policy.Validate(r.Policy); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	doc, err := s.cfg.Registry.SetPolicy(ctx, r.Policy)
+	if err != nil {
+		return nil, failure(unconfirmed(err))
+	}
+	revision, err := strconv.ParseInt(doc.GetMetadata().GetResourceVersion(), 10, 64)
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "the store gave the policy revision %q", doc.GetMetadata().GetResourceVersion())
+	}
+	return &meshv1.SetPolicyResponse{Policy: doc, Revision: revision}, nil
+}
+
+func (s *adminServer) DeletePolicy(ctx context.Context, r *meshv1.DeletePolicyRequest) (*meshv1.DeletePolicyResponse, error) {
+	service, err := serviceName(r.Service)
+	if err != nil {
+		return nil, err
+	}
+	revision, err := s.cfg.Registry.DeletePolicy(ctx, service)
+	if err != nil {
+		return nil, failure(unconfirmed(err))
+	}
+	return &meshv1.DeletePolicyResponse{Revision: revision}, nil
+}
+
+// writeError adds to an error of the store what it means for a write.
+type writeError struct{ error }
+
+func (e writeError) Error() string {
+	return strings.TrimSuffix(e.error.Error(), ".") + "; the write is not confirmed: repeat it when the registry is back"
+}
+
+func (e writeError) Unwrap() error { return e.error }
+
+func unconfirmed(err error) error {
+	if errors.Is(err, registry.ErrUnavailable) {
+		return writeError{err}
+	}
+	return err
+}
+
+// failure gives an error the code that callers go by.
+func failure(err error) error {
+	code := codes.Internal
+	var problems document.Problems
+	switch {
+	case errors.Is(err, registry.ErrConflict):
+		code = codes.Aborted
+	case errors.Is(err, registry.ErrNotFound), errors.Is(err, local.ErrNotRegistered):
+		code = codes.NotFound
+	case errors.Is(err, registry.ErrUnavailable):
+		code = codes.Unavailable
+	case errors.Is(err, local.ErrDeclared):
+		code = codes.FailedPrecondition
+	case errors.Is(err, context.Canceled):
+		code = codes.Canceled
+	case errors.Is(err, context.DeadlineExceeded):
+		code = codes.DeadlineExceeded
+	case errors.As(err, &problems):
+		code = codes.InvalidArgument
+	}
+	return status.Error(code, err.Error())
+}
