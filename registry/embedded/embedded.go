@@ -17,6 +17,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"google.golang.org/grpc"
 )
 
 // Config says where the store keeps its data and listens. The zero value of every field but Dir is its default.
@@ -78,11 +79,13 @@ func Run(ctx context.Context, cfg Config, ready func(clientURL string)) error {
 	}
 	defer locked.Close()
 	stopped := func() bool { return ctx.Err() != nil }
-	server, err := start(cfg, &bridge{log: cfg.Log, stopped: stopped})
+	clients := newConns()
+	server, err := start(cfg, &bridge{log: cfg.Log, stopped: stopped}, clients)
 	if err != nil {
 		return fmt.Errorf("embedded etcd: %w", err)
 	}
 	defer server.Close()
+	defer clients.close()
 	select {
 	case <-server.Server.ReadyNotify():
 		ready("http://" + server.Clients[0].Addr().String())
@@ -139,13 +142,13 @@ func lock(path string, flags int) (*os.File, error) {
 }
 
 // start turns the panics of etcd, which it keeps for data that it can't read, into errors.
-func start(cfg Config, log zapcore.Core) (server *embed.Etcd, err error) {
+func start(cfg Config, log zapcore.Core, clients *conns) (server *embed.Etcd, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			server, err = nil, fmt.Errorf("start on the data in %s: %v", cfg.Dir, p)
 		}
 	}()
-	server, err = embed.StartEtcd(configure(cfg, log))
+	server, err = embed.StartEtcd(configure(cfg, log, clients))
 	if errors.Is(err, syscall.EADDRINUSE) {
 		err = fmt.Errorf("listen on %s and %s: another process, perhaps an etcd, has one of these ports: "+
 			"stop it or choose other ports: %w", cfg.ClientAddr, cfg.PeerAddr, err)
@@ -153,7 +156,7 @@ func start(cfg Config, log zapcore.Core) (server *embed.Etcd, err error) {
 	return server, err
 }
 
-func configure(cfg Config, log zapcore.Core) *embed.Config {
+func configure(cfg Config, log zapcore.Core, clients *conns) *embed.Config {
 	client := []url.URL{{Scheme: "http", Host: cfg.ClientAddr}}
 	peer := []url.URL{{Scheme: "http", Host: cfg.PeerAddr}}
 	c := embed.NewConfig()
@@ -164,6 +167,7 @@ func configure(cfg Config, log zapcore.Core) *embed.Config {
 	c.InitialCluster = c.InitialClusterFromName(cfg.Name)
 	c.AutoCompactionMode = embed.CompactorModePeriodic
 	c.AutoCompactionRetention = time.Hour.String()
+	c.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.Creds(clients)}
 	c.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(log, zap.WithFatalHook(panicking{})))
 	return c
 }

@@ -75,7 +75,7 @@ func (r *Registry) Flush(ctx context.Context) error {
 			if r.Connected() {
 				return fmt.Errorf("wait until the endpoints are registered: %w", ctx.Err())
 			}
-			return fmt.Errorf("wait until the endpoints are registered: %w", r.lastTrouble())
+			return fmt.Errorf("wait until the endpoints are registered: %w", r.absence(ctx))
 		}
 	}
 }
@@ -171,13 +171,14 @@ func (a *advertisement) forsake() {
 // registrar makes etcd hold what is advertised. It belongs to the goroutine of keepRegistered.
 type registrar struct {
 	*Registry
+	client   *clientv3.Client
 	lease    clientv3.LeaseID
 	services map[registry.ServiceName]bool // that have a record, as we wrote it
 	stored   map[string]stored             // under the name of this node in etcd, by key
 }
 
 // keepRegistered takes one lease after the other until ctx ends.
-func (r *Registry) keepRegistered(ctx context.Context) {
+func (r *Registry) keepRegistered(ctx context.Context, client *clientv3.Client) {
 	for !r.advertise.ready() {
 		select {
 		case <-ctx.Done():
@@ -185,7 +186,7 @@ func (r *Registry) keepRegistered(ctx context.Context) {
 		case <-r.advertise.wake:
 		}
 	}
-	g := &registrar{Registry: r, stored: map[string]stored{}}
+	g := &registrar{Registry: r, client: client, stored: map[string]stored{}}
 	var retry backoff
 	for {
 		began := time.Now()

@@ -61,7 +61,18 @@ func (r *Registry) explain(ctx context.Context, err error) error {
 	case errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded:
 		return fmt.Errorf("%w: etcd at %s gave no answer in time", registry.ErrUnavailable, where)
 	}
-	return fmt.Errorf("%w: etcd at %s: %s", registry.ErrUnavailable, where, reason(err))
+	return fmt.Errorf("%w: etcd at %s: %s%s", registry.ErrUnavailable, where, reason(err), r.hint(err))
+}
+
+// hint guesses: an agent whose certificate is refused, as TLS 1.3 has it, often sees only a connection that breaks.
+func (r *Registry) hint(err error) string {
+	text := err.Error()
+	refused := strings.Contains(text, "broken pipe") || strings.Contains(text, "connection reset") ||
+		strings.Contains(text, "EOF")
+	if refused && r.cfg.usesTLS() {
+		return " (it may have refused this agent's certificate: see certFile and keyFile)"
+	}
+	return ""
 }
 
 // isTLSFailure goes by the text, as gRPC hands over nothing else.
@@ -85,19 +96,23 @@ func reason(err error) string {
 
 // complain tells why etcd does not answer, once for each reason.
 func (r *Registry) complain(err error) {
-	r.connected.Store(false)
-	r.metrics.connected.Set(0)
 	err = r.explain(context.Background(), err)
 	r.mu.Lock()
 	news := r.trouble == nil || r.trouble.Error() != err.Error()
 	r.trouble = err
 	r.mu.Unlock()
+	r.disconnected()
 	if news {
 		r.log.Warn("registry is away; will try again", "err", err)
 	}
 }
 
-func (r *Registry) settle(revision int64) {
+func (r *Registry) disconnected() {
+	r.connected.Store(false)
+	r.metrics.connected.Set(0)
+}
+
+func (r *Registry) settled(revision int64) {
 	r.mu.Lock()
 	r.trouble = nil
 	r.mu.Unlock()
@@ -106,10 +121,14 @@ func (r *Registry) settle(revision int64) {
 	r.log.Info("registry connected", "revision", revision)
 }
 
-func (r *Registry) lastTrouble() error {
+// absence says why etcd can't be asked.
+func (r *Registry) absence(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.trouble == nil {
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return ctx.Err()
+	case r.trouble == nil:
 		return r.explain(context.Background(), errNotAsked)
 	}
 	return r.trouble

@@ -171,8 +171,8 @@ type Registry struct {
 	advertise *advertisement
 	connected atomic.Bool
 
-	connecting chan struct{} // closed when client is there
-	client     *clientv3.Client
+	client atomic.Pointer[clientv3.Client] // nil before and after Run, and while etcd takes no login
+	dialed chan struct{}                   // closed after the first attempt to get a client
 
 	// mu guards the fields below
 	mu      sync.Mutex
@@ -186,11 +186,11 @@ func New(cfg Config) (*Registry, error) {
 	}
 	cfg = cfg.withDefaults()
 	return &Registry{
-		cfg:        cfg,
-		log:        cfg.Log,
-		metrics:    newMetrics(cfg.Metrics),
-		advertise:  newAdvertisement(),
-		connecting: make(chan struct{}),
+		cfg:       cfg,
+		log:       cfg.Log,
+		metrics:   newMetrics(cfg.Metrics),
+		advertise: newAdvertisement(),
+		dialed:    make(chan struct{}),
 	}, nil
 }
 
@@ -207,15 +207,15 @@ func (r *Registry) Run(ctx context.Context, publish func(*registry.Snapshot)) er
 	if client == nil {
 		return nil
 	}
-	r.client = client
-	close(r.connecting)
 	var group sync.WaitGroup
-	group.Go(func() { r.watch(ctx, feed) })
-	group.Go(func() { r.keepRegistered(ctx) })
+	group.Go(func() { r.watch(ctx, client, feed) })
+	group.Go(func() { r.keepRegistered(ctx, client) })
 	group.Go(func() { file.run(ctx) })
 	group.Wait()
 	file.flush()
+	r.client.Store(nil)
 	client.Close() // fails only with what ended ctx
+	r.disconnected()
 	return nil
 }
 
@@ -224,16 +224,22 @@ func (r *Registry) Connected() bool { return r.connected.Load() }
 
 // connect returns nil if ctx ends first. It waits for etcd only if there is a password to log in with.
 func (r *Registry) connect(ctx context.Context) *clientv3.Client {
+	tried := sync.OnceFunc(func() { close(r.dialed) })
 	var retry backoff
-	for ctx.Err() == nil {
+	for {
 		client, err := r.dial(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
 		if err == nil {
+			r.client.Store(client)
+			tried()
 			return client
 		}
 		r.complain(err)
+		tried()
 		retry.wait(ctx)
 	}
-	return nil
 }
 
 func (r *Registry) dial(ctx context.Context) (*clientv3.Client, error) {
@@ -270,19 +276,19 @@ func failFast(ctx context.Context, method string, req, reply any, cc *grpc.Clien
 	return invoke(ctx, method, req, reply, cc, append(opts, grpc.WaitForReady(false))...)
 }
 
-// call waits for the connection to exist and bounds the time of one call.
+// call bounds the time of one call.
 func (r *Registry) call(ctx context.Context, do func(ctx context.Context, client *clientv3.Client) error) error {
 	inTime, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	select {
-	case <-r.connecting:
+	case <-r.dialed:
 	case <-inTime.Done():
-		if errors.Is(ctx.Err(), context.Canceled) {
-			return ctx.Err()
-		}
-		return r.lastTrouble()
 	}
-	if err := do(inTime, r.client); err != nil {
+	client := r.client.Load()
+	if client == nil {
+		return r.absence(ctx)
+	}
+	if err := do(inTime, client); err != nil {
 		return r.explain(ctx, err)
 	}
 	return nil

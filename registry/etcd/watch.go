@@ -48,11 +48,11 @@ func (f *feed) flush() {
 func (f *feed) untilNext() time.Duration { return time.Until(f.last.Add(publishEvery)) }
 
 // watch follows etcd until ctx ends.
-func (r *Registry) watch(ctx context.Context, f *feed) {
+func (r *Registry) watch(ctx context.Context, client *clientv3.Client, f *feed) {
 	var retry backoff
 	for {
 		began := time.Now()
-		err := r.listAndWatch(ctx, f)
+		err := r.listAndWatch(ctx, client, f)
 		if ctx.Err() != nil {
 			return
 		}
@@ -70,12 +70,12 @@ func (r *Registry) watch(ctx context.Context, f *feed) {
 // listAndWatch returns when the watch can't go on: everything must be read anew then. That includes a broken connection,
 // although the client could resume by itself, because etcd may come back from a backup, with other content under lower
 // revisions.
-func (r *Registry) listAndWatch(ctx context.Context, f *feed) error {
-	revision, err := r.list(ctx, f)
+func (r *Registry) listAndWatch(ctx context.Context, client *clientv3.Client, f *feed) error {
+	revision, err := r.list(ctx, client, f)
 	if err != nil {
 		return err
 	}
-	r.settle(revision)
+	r.settled(revision)
 	f.flush()
 
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -83,19 +83,19 @@ func (r *Registry) listAndWatch(ctx context.Context, f *feed) error {
 	defer group.Wait()
 	defer cancel(nil)
 	group.Go(func() {
-		if r.client.ActiveConnection().WaitForStateChange(ctx, connectivity.Ready) {
+		if client.ActiveConnection().WaitForStateChange(ctx, connectivity.Ready) {
 			cancel(errDisconnected)
 		}
 	})
-	responses := r.client.Watch(clientv3.WithRequireLeader(ctx), r.key(""), clientv3.WithPrefix(),
+	responses := client.Watch(clientv3.WithRequireLeader(ctx), r.key(""), clientv3.WithPrefix(),
 		clientv3.WithRev(revision+1))
 	return r.follow(ctx, f, responses)
 }
 
-func (r *Registry) list(ctx context.Context, f *feed) (revision int64, err error) {
+func (r *Registry) list(ctx context.Context, client *clientv3.Client, f *feed) (revision int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	response, err := r.client.Get(ctx, r.key(""), clientv3.WithPrefix())
+	response, err := client.Get(ctx, r.key(""), clientv3.WithPrefix())
 	if err != nil {
 		return 0, err
 	}
