@@ -225,8 +225,8 @@ func (s sheet) head(v topView, service serviceView) []string {
 	traffic = append(traffic,
 		rate(service.Requests)+" req/s",
 		s.maybeAlarm(service.Errors > 0, rate(service.Errors)+" err/s"),
-		rate(service.Retries)+" retries/s",
 		s.maybeAlarm(len(v.Missing) > 0, fmt.Sprintf("agents %d/%d", len(v.Agents), len(v.Agents)+len(v.Missing))),
+		rate(service.Retries)+" retries/s",
 	)
 	return []string{s.segments(traffic), s.segments(balancing(service))}
 }
