@@ -11,8 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"regexp"
-	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -32,7 +31,7 @@ const streamTimeout = 5 * time.Second
 
 // Config says who the agent is and how it meets the others.
 type Config struct {
-	// Node is the name of this agent, unique in the mesh: letters, digits, '-', '_' and '.', up to 253. Required.
+	// Node is the name of this agent, unique in the mesh. Required.
 	Node registry.NodeName
 	// Zone and Version are told to the other agents. They may be empty.
 	Zone    string
@@ -70,15 +69,10 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-var nodeName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$`)
-
 // Validate reports all that is wrong with the configuration.
 func (c Config) Validate() error {
 	c = c.withDefaults()
-	var errs []error
-	if !nodeName.MatchString(string(c.Node)) {
-		errs = append(errs, fmt.Errorf("node: %q: want 1 to 253 letters, digits, '-', '_' or '.', a letter or digit first and last", c.Node))
-	}
+	errs := []error{c.Node.Validate()}
 	if c.Advertise.IsValid() && c.Advertise.Addr().IsUnspecified() {
 		errs = append(errs, fmt.Errorf("advertise: %s is no address that others can reach: name one of this machine", c.Advertise))
 	}
@@ -94,14 +88,20 @@ func (c Config) Validate() error {
 }
 
 func checkSeed(seed string) error {
-	host, port, err := net.SplitHostPort(seed)
-	if err != nil || host == "" || strings.ContainsAny(host, "/ ") {
+	host, port, err := splitSeed(seed)
+	if err != nil || port == 0 || host == "" || strings.ContainsAny(host, "/ ") {
 		return fmt.Errorf("%q: want HOST:PORT, such as 10.0.0.1:%d or [fd00::1]:%d", seed, DefaultPort, DefaultPort)
 	}
-	if n, err := net.LookupPort("tcp", port); err != nil || n == 0 {
-		return fmt.Errorf("%q: %q is no port: want 1 to 65535", seed, port)
-	}
 	return nil
+}
+
+func splitSeed(seed string) (host string, port uint16, err error) {
+	host, text, err := net.SplitHostPort(seed)
+	if err != nil {
+		return "", 0, err
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	return host, uint16(n), err
 }
 
 func checkKey(key []byte) error {
@@ -286,14 +286,3 @@ func (delegate) NotifyMsg([]byte)                  {}
 func (delegate) GetBroadcasts(int, int) [][]byte   { return nil }
 func (delegate) LocalState(bool) []byte            { return nil }
 func (delegate) MergeRemoteState(_ []byte, _ bool) {}
-
-// addresses collects those of the members that are alive.
-func addresses(all []Member) []netip.AddrPort {
-	var alive []netip.AddrPort
-	for _, m := range all {
-		if m.State == Alive {
-			alive = append(alive, m.Gossip)
-		}
-	}
-	return slices.Clip(alive)
-}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"pgregory.net/rapid"
 
 	"github.com/headroom-mesh/headroom/registry"
 )
@@ -269,7 +271,7 @@ func TestTwoLiveAgentsOfOneNameBothSaySo(t *testing.T) {
 }
 
 func TestPartitionHeals(t *testing.T) {
-	for _, length := range []time.Duration{40 * time.Second, 10 * time.Minute, 3 * time.Hour} {
+	for _, length := range []time.Duration{40 * time.Second, 10 * time.Minute, 30 * time.Minute} {
 		t.Run(length.String(), func(t *testing.T) {
 			inBubble(t, func(t *testing.T, n *network) {
 				var all []agent
@@ -401,7 +403,7 @@ func TestValidateReportsAllProblems(t *testing.T) {
 		t.Fatal("no error")
 	}
 	for _, want := range []string{
-		`node: "a/b"`, "advertise: 0.0.0.0:7946", "key: 5 bytes", `join[1]: "nowhere"`, `join[2]: "host:99999"`,
+		`node "a/b"`, "advertise: 0.0.0.0:7946", "key: 5 bytes", `join[1]: "nowhere"`, `join[2]: "host:99999"`,
 		"zone: what is told about this agent takes", "at most 512 fit: shorten zone, which has 600",
 	} {
 		if !strings.Contains(err.Error(), want) {
@@ -474,6 +476,83 @@ headroom_gossip_members{state="left"} 0
 			t.Error(err)
 		}
 	})
+}
+
+func TestPauseBetweenRounds(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		r     round
+		alive int
+		last  time.Duration
+		want  time.Duration
+	}{
+		{"alone, first", round{dialled: 1}, 1, 0, time.Second},
+		{"alone, later", round{dialled: 1}, 1, 4 * time.Second, 8 * time.Second},
+		{"alone, long", round{dialled: 1}, 1, 8 * time.Second, 10 * time.Second},
+		{"alone, no name resolves", round{err: io.EOF}, 1, 0, time.Second},
+		{"alone, nobody to meet", round{}, 1, 0, 10 * time.Second},
+		{"a few", round{}, 5, 0, 10 * time.Second},
+		{"many", round{dialled: 3, err: io.EOF}, 320, 0, 110 * time.Second},
+		{"many, one came back", round{revived: true}, 320, time.Minute, time.Second},
+		{"name in dispute", round{contested: true}, 5, 0, time.Second},
+	} {
+		if got := nextRound(test.r, test.alive, test.last); got != test.want {
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		}
+	}
+}
+
+func TestMissingAreDeadMembersAndUnmetSeeds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		self := at(1)
+		all := []Member{{Node: "n1", Gossip: self}}
+		want := map[netip.AddrPort]bool{}
+		alive := map[netip.AddrPort]bool{self: true}
+		for i := 2; i < 10; i++ {
+			state := rapid.SampledFrom([]State{Alive, Dead, Left}).Draw(t, "state")
+			all = append(all, Member{Gossip: at(i), State: state, Since: time.Now()})
+			alive[at(i)] = state == Alive
+			if state == Dead {
+				want[at(i)] = true
+			}
+		}
+		var seeds []netip.AddrPort
+		for _, i := range rapid.SliceOf(rapid.IntRange(1, 20)).Draw(t, "seeds") {
+			seeds = append(seeds, at(i))
+			if !alive[at(i)] {
+				want[at(i)] = true
+			}
+		}
+		got := missing(rand.New(rand.NewPCG(1, 1)), all, seeds, self)
+		for _, target := range got {
+			if !want[target.addr] {
+				t.Fatalf("%s is to be met twice, or not at all", target.addr)
+			}
+			delete(want, target.addr)
+		}
+		if len(want) > 0 {
+			t.Fatalf("not to be met: %v", want)
+		}
+	})
+}
+
+func TestSeedsByName(t *testing.T) {
+	got, err := resolve(t.Context(), []string{"localhost:7946", "10.0.0.9:1", "[::ffff:10.0.0.8]:2"})
+	if err != nil {
+		t.Skip("no name localhost here: ", err)
+	}
+	text := fmt.Sprint(got)
+	for _, want := range []string{"127.0.0.1:7946", "10.0.0.9:1", "10.0.0.8:2"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%s lacks %s", text, want)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	got, err = resolve(ctx, []string{"name.invalid:1", "10.0.0.9:1"})
+	if err == nil || !strings.Contains(err.Error(), "look up seed name.invalid:1") || len(got) != 1 {
+		t.Errorf("%v, %v: want the other seed and an error", got, err)
+	}
 }
 
 func FuzzMetadata(f *testing.F) {

@@ -70,7 +70,7 @@ func nextRound(r round, alive int, last time.Duration) time.Duration {
 	switch {
 	case r.revived, r.contested:
 		return firstRetry
-	case alive <= 1 && r.dialled > 0:
+	case alive <= 1 && (r.dialled > 0 || r.err != nil):
 		return min(max(2*last, firstRetry), roundInterval)
 	}
 	return roundInterval * time.Duration(1+alive/roundScale)
@@ -78,7 +78,7 @@ func nextRound(r round, alive int, last time.Duration) time.Duration {
 
 // jitter spreads d over 75 to 125 %.
 func jitter(r *rand.Rand, d time.Duration) time.Duration {
-	return d*3/4 + rand.N(d/2+1)
+	return d*3/4 + time.Duration(r.Int64N(int64(d/2)+1))
 }
 
 // target is an address to meet somebody at.
@@ -163,6 +163,17 @@ func missing(r *rand.Rand, all []Member, seeds []netip.AddrPort, self netip.Addr
 	return targets
 }
 
+// addresses collects those of the members that are alive.
+func addresses(all []Member) []netip.AddrPort {
+	var alive []netip.AddrPort
+	for _, m := range all {
+		if m.State == Alive {
+			alive = append(alive, m.Gossip)
+		}
+	}
+	return alive
+}
+
 // someAlive picks one live member besides this agent, if there is one.
 func someAlive(r *rand.Rand, all []Member, self netip.AddrPort) []target {
 	others := slices.DeleteFunc(addresses(all), func(a netip.AddrPort) bool { return a == self })
@@ -190,11 +201,7 @@ func resolveOne(ctx context.Context, seed string) ([]netip.AddrPort, error) {
 	if a, err := netip.ParseAddrPort(seed); err == nil {
 		return []netip.AddrPort{netip.AddrPortFrom(a.Addr().Unmap(), a.Port())}, nil
 	}
-	host, service, err := net.SplitHostPort(seed)
-	if err != nil {
-		return nil, err
-	}
-	port, err := net.LookupPort("tcp", service)
+	host, port, err := splitSeed(seed)
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +213,7 @@ func resolveOne(ctx context.Context, seed string) ([]netip.AddrPort, error) {
 	}
 	var addrs []netip.AddrPort
 	for _, ip := range ips {
-		addrs = append(addrs, netip.AddrPortFrom(ip.Unmap(), uint16(port)))
+		addrs = append(addrs, netip.AddrPortFrom(ip.Unmap(), port))
 	}
 	return addrs, nil
 }

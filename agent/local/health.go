@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/headroom-mesh/headroom/policy/localservice"
 )
@@ -125,8 +126,9 @@ func checkGRPC(ctx context.Context, address netip.AddrPort, service string) erro
 		return err
 	}
 	answer, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{Service: service})
-	if err := errors.Join(err, conn.Close()); err != nil {
-		return err
+	_ = conn.Close() // used up
+	if s := status.Convert(err); err != nil {
+		return fmt.Errorf("%s: %s", s.Code(), s.Message())
 	}
 	if answer.Status != healthv1.HealthCheckResponse_SERVING {
 		return fmt.Errorf("status %s, want SERVING", answer.Status)

@@ -44,10 +44,7 @@ type Config struct {
 
 // Validate reports all that is wrong with the configuration.
 func (c Config) Validate() error {
-	var errs []error
-	if c.Node == "" {
-		errs = append(errs, errors.New("node: required"))
-	}
+	errs := []error{c.Node.Validate()}
 	if !c.Mesh.IsValid() || c.Mesh.Port() == 0 || c.Mesh.Addr().IsUnspecified() {
 		errs = append(errs, fmt.Errorf("mesh: want the IP:PORT at which other agents reach this one, got %s", c.Mesh))
 	}

@@ -492,7 +492,7 @@ func TestHealth(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	err := Config{Mesh: netip.MustParseAddrPort("0.0.0.0:1"), Services: "x", Registered: "x"}.Validate()
-	for _, want := range []string{"node: required", "mesh: want", "registered: x"} {
+	for _, want := range []string{`node ""`, "mesh: want", "registered: x"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)
 		}
