@@ -116,6 +116,7 @@ func (p *Pool[K]) Add(now time.Time, key K, r load.Report) {
 // from random ones. So they bring a pooled probe up to date, but neither renew its uses nor add to the history of RIF,
 // which must be a fair sample; and they enter the pool only where there are too few probes to choose from.
 func (p *Pool[K]) Refresh(now time.Time, key K, r load.Report) {
+	p.expire(now)
 	i := p.find(key)
 	switch {
 	case i >= 0:

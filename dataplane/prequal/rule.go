@@ -66,8 +66,8 @@ func (j judge) rank(rif int32, latency int64) rank {
 }
 
 // assumed is the latency to reckon with. A replica whose latency is unknown is tried by one request at a time: while it
-// has none in flight it counts as fast as the fastest, otherwise as slower than all. So a new replica is neither flooded
-// nor starved.
+// has none in flight it counts as fast as the fastest, otherwise as slower than all others that are cold. So a new replica
+// is neither flooded nor starved, and still takes its part where the others are hot.
 func (j judge) assumed(rif int32, latency int64) int64 {
 	if latency != unknown {
 		return latency

@@ -1,0 +1,199 @@
+package prequal
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/load"
+	"github.com/headroom-mesh/headroom/policy"
+	"pgregory.net/rapid"
+)
+
+// TestReuseBudget checks Eq. 1 against the parameters of the paper's experiments.
+func TestReuseBudget(t *testing.T) {
+	for _, tt := range []struct {
+		name                    string
+		probes, removals, delta float64
+		m, n                    int
+		want                    float64
+	}{
+		{"baseline, §5", 3, 1, 1, 16, 100, 1.32},
+		{"probe rates, §5.3", 4, 0.25, 1, 16, 100, 1},
+		{"probe rates, §5.3", 2 * math.Sqrt2, 0.25, 1, 16, 100, 1},
+		{"probe rates, §5.3", 2, 0.25, 1, 16, 100, 1.40},
+		{"probe rates, §5.3", math.Sqrt2, 0.25, 1, 16, 100, 2.13},
+		{"probe rates, §5.3", 1, 0.25, 1, 16, 100, 3.39},
+		{"probe rates, §5.3", math.Sqrt(0.5), 0.25, 1, 16, 100, 5.81},
+		{"probe rates, §5.3", 0.5, 0.25, 1, 16, 100, 11.76},
+		{"the smallest fleet for a pool of 16", 3, 1, 1, 16, 32, 4},
+		{"a denominator of 0", 3, 1, 1, 16, 24, maxReuse},
+		{"a negative denominator", 3, 1, 1, 16, 16, maxReuse},
+		{"a tiny denominator", 3, 1.49, 1, 16, 32, maxReuse},
+		{"no probes", 0, 1, 1, 16, 100, maxReuse},
+		{"no replicas", 3, 1, 1, 2, 0, maxReuse},
+	} {
+		cfg := policy.Prequal{ProbesPerRequest: tt.probes, RemovalsPerRequest: tt.removals, Delta: tt.delta}
+		if got := reuseBudget(cfg, tt.m, tt.n); math.Abs(got-tt.want) > 0.005 {
+			t.Errorf("%s: r_probe %.2f, r_remove %v, m %d, n %d: got b_reuse %.3f; want %v",
+				tt.name, tt.probes, tt.removals, tt.m, tt.n, got, tt.want)
+		}
+	}
+}
+
+func TestRoundRandomlyKeepsTheExpectation(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	for _, x := range []float64{1, 1.32, 2.5, 5.81, 11.76, 16} {
+		const draws = 100_000
+		sum := 0
+		for range draws {
+			got := roundRandomly(x, rng)
+			if float64(got) != math.Floor(x) && float64(got) != math.Ceil(x) {
+				t.Fatalf("%v was rounded to %d", x, got)
+			}
+			sum += got
+		}
+		// The mean varies by at most 0.5/√100000 = 0.0016.
+		if mean := float64(sum) / draws; math.Abs(mean-x) > 0.008 {
+			t.Errorf("%v was rounded to %v on average", x, mean)
+		}
+	}
+}
+
+// The number of probes sent is never a whole one away from r_probe times the requests.
+func TestProbeRateHolds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rate := rapid.Float64Range(0, 16).Draw(t, "r_probe")
+		p := New[int](policy.Prequal{ProbesPerRequest: rate}, time.Time{}, nil)
+		sent := 0
+		for requests := range 1000 {
+			sent += p.ProbesDue()
+			if want := rate * float64(requests+1); math.Abs(float64(sent)-want) >= 1+1e-9 {
+				t.Fatalf("after %d requests: %d probes; want %v", requests+1, sent, want)
+			}
+		}
+	})
+}
+
+// The same holds for removals, as long as there is something to remove.
+func TestRemovalRateHolds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rate := rapid.Float64Range(0, 8).Draw(t, "r_remove")
+		cfg := policy.Prequal{PoolSize: 256, RemovalsPerRequest: rate, MaxAge: time.Hour, QRIF: 0.84}
+		now := time.Unix(1000, 0)
+		p := New[int](cfg, now, rand.New(rand.NewPCG(1, 1)))
+		p.Resize(1000, func(int) bool { return true })
+		removed := 0
+		for requests := range 200 {
+			for key := range 20 {
+				p.Add(now, key, load.Report{RIF: 1, Latency: time.Millisecond, Known: true})
+			}
+			before := len(p.entries)
+			p.Select(now)
+			removed += before - len(p.entries)
+			if want := rate * float64(requests+1); math.Abs(float64(removed)-want) >= 1+1e-9 {
+				t.Fatalf("after %d requests: %d removals; want %v", requests+1, removed, want)
+			}
+		}
+	})
+}
+
+func TestPoolAllocatesNothing(t *testing.T) {
+	now := time.Unix(1000, 0)
+	p := New[int](policy.Default().Prequal, now, rand.New(rand.NewPCG(1, 1)))
+	p.Resize(100, func(int) bool { return true })
+	key := 0
+	request := func() {
+		now = now.Add(time.Millisecond)
+		for range p.ProbesDue() {
+			key = (key + 1) % 100
+			p.Add(now, key, load.Report{RIF: int32(key % 7), Latency: time.Duration(key) * time.Millisecond, Known: true})
+		}
+		chosen, _, _ := p.Select(now)
+		p.Refresh(now, chosen, load.Report{RIF: 3})
+	}
+	if n := testing.AllocsPerRun(1000, request); n != 0 {
+		t.Errorf("got %v allocations a request; want none", n)
+	}
+}
+
+// TestPoolAgreesWithModel plays random lives of a pool and checks every step against a model that follows the paper
+// with no regard for cost.
+func TestPoolAgreesWithModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg := policy.Prequal{
+			PoolSize:           rapid.IntRange(2, 8).Draw(t, "m"),
+			ProbesPerRequest:   float64(rapid.IntRange(0, 32).Draw(t, "r_probe in eighths")) / 8,
+			RemovalsPerRequest: float64(rapid.IntRange(0, 20).Draw(t, "r_remove in eighths")) / 8,
+			Delta:              rapid.Float64Range(0.1, 4).Draw(t, "delta"),
+			MaxAge:             time.Second,
+			QRIF:               rapid.SampledFrom([]float64{0, 0.3, 0.5, 0.84, 0.999, 1}).Draw(t, "q_rif"),
+		}
+		now := time.Unix(1000, 0)
+		p := New[string](cfg, now, rand.New(rand.NewPCG(1, rapid.Uint64().Draw(t, "seed"))))
+		m := &model{cfg: cfg}
+		resize := func(n int, gone ...string) {
+			p.Resize(n, func(k string) bool { return !in(k, gone) })
+			m.resize(n, gone)
+		}
+		resize(100)
+		key := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"})
+		report := rapid.Custom(func(t *rapid.T) load.Report {
+			r := load.Report{RIF: rapid.Int32Range(0, 6).Draw(t, "rif"), Known: rapid.IntRange(0, 4).Draw(t, "known") > 0}
+			if r.Known {
+				r.Latency = time.Duration(rapid.IntRange(0, 4).Draw(t, "latency"))
+			}
+			return r
+		})
+		t.Repeat(map[string]func(*rapid.T){
+			"probe": func(t *rapid.T) {
+				k, r := key.Draw(t, "key"), report.Draw(t, "report")
+				p.Add(now, k, r)
+				m.add(now, k, r, usesOf(p, k))
+			},
+			"probe more": func(t *rapid.T) {
+				for range 4 {
+					now = now.Add(time.Microsecond)
+					k, r := key.Draw(t, "key"), report.Draw(t, "report")
+					p.Add(now, k, r)
+					m.add(now, k, r, usesOf(p, k))
+				}
+			},
+			"report": func(t *rapid.T) {
+				k, r := key.Draw(t, "key"), report.Draw(t, "report")
+				p.Refresh(now, k, r)
+				m.refresh(now, k, r, usesOf(p, k))
+			},
+			"select": func(t *rapid.T) {
+				k, class, ok := p.Select(now)
+				if err := m.selected(now, k, class, ok, keys(p)); err != "" {
+					t.Fatalf("Select: got %q, class %d, %v, left %v: %s\nmodel: %+v", k, class, ok, keys(p), err, m)
+				}
+			},
+			"forget": func(t *rapid.T) {
+				k := key.Draw(t, "key")
+				p.Forget(k)
+				m.entries = without(m.entries, k)
+			},
+			"resize": func(t *rapid.T) {
+				resize(rapid.IntRange(1, 40).Draw(t, "n"), key.Draw(t, "gone"), key.Draw(t, "gone too"))
+			},
+			"": func(t *rapid.T) {
+				// Receipt times differ, so that "the oldest" is one.
+				now = now.Add(time.Duration(rapid.Int64Range(1, int64(300*time.Millisecond)).Draw(t, "later")))
+				if err := m.compare(p); err != "" {
+					t.Fatalf("%s\npool: %+v\nmodel: %+v", err, p.entries, m.entries)
+				}
+			},
+		})
+	})
+}
+
+// usesOf tells the model how the random rounding of the reuse budget went.
+func usesOf(p *Pool[string], key string) int {
+	if i := p.find(key); i >= 0 {
+		return int(p.entries[i].uses)
+	}
+	return 0
+}
