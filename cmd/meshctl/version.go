@@ -5,7 +5,6 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/cobra/doc"
 )
 
 func version() *cobra.Command {
@@ -32,17 +31,4 @@ func versionLine() string {
 		}
 	}
 	return line
-}
-
-// docs writes the reference of the commands, from the commands themselves.
-func docs() *cobra.Command {
-	return &cobra.Command{
-		Use:    "docs DIR",
-		Short:  "Write the reference of meshctl as Markdown files",
-		Args:   cobra.ExactArgs(1),
-		Hidden: true,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return doc.GenMarkdownTree(cmd.Root(), args[0])
-		},
-	}
 }

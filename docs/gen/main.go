@@ -1,0 +1,207 @@
+// Gen writes docs/reference/*.md: that of the documents that operators write, from the comments in api/mesh/v1/*.proto,
+// and that of meshctl, from its commands. Run it from the root of the repository: go run ./docs/gen
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/bufbuild/protocompile"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/policy"
+	"github.com/headroom-mesh/headroom/policy/document"
+	"github.com/headroom-mesh/headroom/policy/localservice"
+)
+
+func main() {
+	dir := filepath.Join("docs", "reference")
+	if err := errors.Join(generate(".", dir), meshctlDocs(dir)); err != nil {
+		fmt.Fprintf(os.Stderr, "gen: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+// meshctlDocs lets meshctl describe itself.
+func meshctlDocs(dir string) error {
+	out, err := exec.Command("go", "run", "./cmd/meshctl", "docs", dir).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("write the reference of meshctl: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// page is one page of the reference.
+type page struct {
+	name    string // of the file
+	source  string // .proto file, below api
+	message string // the document
+	intro   string
+	example proto.Message
+}
+
+func pages() []page {
+	return []page{
+		{
+			name:    "policy.md",
+			source:  "mesh/v1/policy.proto",
+			message: "ServicePolicy",
+			intro: "A policy is set with `meshctl policy set` and shown with `meshctl policy get`. " +
+				"This one has every default written out:",
+			example: policy.Effective(&meshv1.ServicePolicy{Metadata: &meshv1.Metadata{Name: "checkout"}}),
+		},
+		{
+			name:    "local-service.md",
+			source:  "mesh/v1/service.proto",
+			message: "LocalService",
+			intro:   "An example:",
+			example: &meshv1.LocalService{
+				ApiVersion: policy.APIVersion,
+				Kind:       localservice.Kind,
+				Metadata:   &meshv1.Metadata{Name: "checkout"},
+				Spec: &meshv1.LocalServiceSpec{
+					Endpoints: []*meshv1.LocalEndpoint{{Address: "127.0.0.1:8080"}},
+					Check:     &meshv1.HealthCheck{Http: "/healthz", Interval: "2s", Timeout: "1s", Rise: 2, Fall: 3},
+				},
+			},
+		},
+	}
+}
+
+// generate writes all pages into dir, from the sources below root.
+func generate(root, dir string) error {
+	compiler := protocompile.Compiler{
+		Resolver: protocompile.WithStandardImports(&protocompile.SourceResolver{
+			ImportPaths: []string{filepath.Join(root, "api")},
+		}),
+		SourceInfoMode: protocompile.SourceInfoStandard,
+	}
+	for _, p := range pages() {
+		files, err := compiler.Compile(context.Background(), p.source)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", p.source, err)
+		}
+		text, err := p.render(files[0])
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, p.name), []byte(text), 0o666); err != nil {
+			return fmt.Errorf("write the reference: %w", err)
+		}
+	}
+	return nil
+}
+
+func (p page) render(file protoreflect.FileDescriptor) (string, error) {
+	root := file.Messages().ByName(protoreflect.Name(p.message))
+	if root == nil {
+		return "", fmt.Errorf("%s has no message %s", p.source, p.message)
+	}
+	example, err := document.EncodeYAML(p.example)
+	if err != nil {
+		return "", err
+	}
+	var out strings.Builder
+	fmt.Fprintf(&out, "# %s\n\n<!-- Generated from api/%s: do not edit. -->\n\n", p.message, p.source)
+	fmt.Fprintf(&out, "%s\n\n%s\n\n```yaml\n%s```\n", comment(root), p.intro, example)
+	for _, m := range messages(root) {
+		section(&out, m)
+	}
+	out.WriteString("\nDurations are written as `300ms`, `2s` or `1m30s`.\n")
+	return out.String(), nil
+}
+
+// part is a message and where in the document it is.
+type part struct {
+	path    string
+	message protoreflect.MessageDescriptor
+}
+
+// messages returns the messages of a document in the order in which it holds them.
+func messages(root protoreflect.MessageDescriptor) []part {
+	parts := []part{{"", root}}
+	for i := 0; i < len(parts); i++ {
+		fields := parts[i].message.Fields()
+		for j := range fields.Len() {
+			if field := fields.Get(j); field.Message() != nil {
+				parts = append(parts, part{join(parts[i].path, field), field.Message()})
+			}
+		}
+	}
+	return parts
+}
+
+func join(path string, field protoreflect.FieldDescriptor) string {
+	name := field.JSONName()
+	if field.IsList() {
+		name += "[]"
+	}
+	return strings.TrimPrefix(path+"."+name, ".")
+}
+
+func section(out *strings.Builder, p part) {
+	if p.path != "" {
+		fmt.Fprintf(out, "\n## %s\n\n", p.path)
+		if text := comment(p.message); text != "" {
+			fmt.Fprintf(out, "%s\n\n", text)
+		}
+	} else {
+		out.WriteString("\n## Fields\n\n")
+	}
+	out.WriteString("| Field | Type | Default | Meaning |\n|---|---|---|---|\n")
+	fields := p.message.Fields()
+	for i := range fields.Len() {
+		field := fields.Get(i)
+		text := comment(field)
+		fmt.Fprintf(out, "| `%s` | %s | %s | %s |\n",
+			field.JSONName(), typeName(field), defaultOf(text), strings.ReplaceAll(text, "|", `\|`))
+	}
+}
+
+// comment returns what stands above a declaration, as one paragraph.
+func comment(d protoreflect.Descriptor) string {
+	text := d.ParentFile().SourceLocations().ByDescriptor(d).LeadingComments
+	return strings.Join(strings.Fields(text), " ")
+}
+
+// given finds the default in a comment: "Default 0.84 (2^-0.25, §5)."
+var given = regexp.MustCompile(`Default (\S+?)\.?( |$)`)
+
+func defaultOf(comment string) string {
+	if found := given.FindStringSubmatch(comment); found != nil {
+		return "`" + found[1] + "`"
+	}
+	return ""
+}
+
+var duration = regexp.MustCompile("^`([0-9]+(ms|s|m|h))+`$")
+
+func typeName(field protoreflect.FieldDescriptor) string {
+	name := "string"
+	switch field.Kind() {
+	case protoreflect.MessageKind:
+		name = "group"
+	case protoreflect.BoolKind:
+		name = "true or false"
+	case protoreflect.DoubleKind:
+		name = "number"
+	case protoreflect.Uint32Kind:
+		name = "whole number"
+	case protoreflect.StringKind:
+		if duration.MatchString(defaultOf(comment(field))) {
+			name = "duration"
+		}
+	}
+	if field.IsList() {
+		return "list of " + name + "s"
+	}
+	return name
+}
