@@ -116,12 +116,12 @@ func (b *Builder) Snapshot() *Snapshot {
 	}
 	for name := range b.changed {
 		s := b.services[name]
-		if s.known() {
-			services[name] = s.snapshot(name)
-			continue
+		if !s.known() {
+			delete(services, name)
+			delete(b.services, name)
+		} else if next := s.snapshot(name); !next.equal(services[name]) {
+			services[name] = next
 		}
-		delete(services, name)
-		delete(b.services, name)
 	}
 	clear(b.changed)
 	b.current = &Snapshot{Revision: b.revision, Services: services}
@@ -300,6 +300,11 @@ func (s *state) snapshot(name ServiceName) *Service {
 		Document:       s.document,
 		PolicyRevision: s.revision,
 	}
+}
+
+func (s *Service) equal(o *Service) bool {
+	return o != nil && slices.Equal(s.Endpoints, o.Endpoints) && s.Policy == o.Policy &&
+		s.PolicyRevision == o.PolicyRevision && proto.Equal(s.Document, o.Document)
 }
 
 // shown returns the endpoints that requests may go to, in the order of their IDs.

@@ -1,6 +1,7 @@
-package embedded
+package embedded_test
 
 import (
+	"bytes"
 	"context"
 	"log/slog"
 	"net"
@@ -9,37 +10,196 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/headroom-mesh/headroom/registry"
+	"github.com/headroom-mesh/headroom/registry/embedded"
+	"github.com/headroom-mesh/headroom/registry/etcd"
+	"github.com/headroom-mesh/headroom/registry/registrytest"
 )
 
-// run returns the client URL of a running store and a function that stops it.
-func run(t *testing.T, cfg Config) (string, func()) {
+func config(t *testing.T, dir string) embedded.Config {
+	return embedded.Config{
+		Dir:        dir,
+		ClientAddr: "127.0.0.1:0",
+		PeerAddr:   "127.0.0.1:0",
+		Log:        slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+}
+
+// run returns the URL of a running store and what stops it.
+func run(t *testing.T, cfg embedded.Config) (url string, stop func()) {
 	t.Helper()
-	cfg.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background())
 	ready := make(chan string, 1)
-	done := make(chan error, 1)
-	go func() { done <- Run(ctx, cfg, func(url string) { ready <- url }) }()
-	stop := sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
+	var running sync.WaitGroup
+	running.Go(func() {
+		defer close(ready)
+		if err := embedded.Run(ctx, cfg, func(url string) { ready <- url }); err != nil {
 			t.Errorf("Run: %v", err)
 		}
 	})
+	stop = sync.OnceFunc(func() {
+		cancel()
+		running.Wait()
+	})
 	t.Cleanup(stop)
-	select {
-	case url := <-ready:
-		return url, stop
-	case err := <-done:
-		done <- err
-		t.Fatal("not ready")
+	return <-ready, stop
+}
+
+// fail runs a store that must not start, and returns its error.
+func fail(t *testing.T, cfg embedded.Config) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	err := embedded.Run(ctx, cfg, func(url string) {
+		t.Errorf("ready at %s", url)
+		cancel()
+	})
+	if err == nil {
+		t.Fatal("Run = nil, want an error")
 	}
-	return "", nil
+	return err.Error()
 }
 
-func TestRun(t *testing.T) {
-	url, stop := run(t, Config{Dir: t.TempDir(), ClientAddr: "127.0.0.1:0", PeerAddr: "127.0.0.1:0"})
-	t.Log(url)
+func wantParts(t *testing.T, got string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(got, part) {
+			t.Errorf("%q doesn't mention %q", got, part)
+		}
+	}
+}
+
+func connect(t *testing.T, url string) *registrytest.Agent {
+	t.Helper()
+	r, err := etcd.New(etcd.Config{Endpoints: []string{url}, Node: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return registrytest.Start(t, r)
+}
+
+// freeAddr is an address that nobody listens on now.
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+func TestRestartElsewhere(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "made")
+	url, stop := run(t, config(t, dir))
+	if _, err := connect(t, url).SetPolicy(t.Context(), registrytest.Policy("web", "3s", "")); err != nil {
+		t.Fatal(err)
+	}
 	stop()
+	moved := config(t, dir)
+	moved.ClientAddr, moved.PeerAddr = freeAddr(t), freeAddr(t)
+	url, _ = run(t, moved)
+	if want := "http://" + moved.ClientAddr; url != want {
+		t.Errorf("ready at %s, want %s", url, want)
+	}
+	a := connect(t, url)
+	a.AwaitThat(t, "the policy is still there", func(s *registry.Snapshot) bool {
+		return s.Services["web"] != nil && s.Services["web"].Policy.Timeout == 3*time.Second
+	})
+	if _, err := a.SetPolicy(t.Context(), registrytest.Policy("web", "4s", "")); err != nil {
+		t.Errorf("write after the restart: %v", err)
+	}
 }
 
-var _ = []any{net.Listen, os.Args, filepath.Join, strings.Cut}
+func TestStopsWhileWatched(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	cfg := config(t, t.TempDir())
+	cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	url, stop := run(t, cfg)
+	a := connect(t, url)
+	a.Register(t, registrytest.Endpoint("web", "a"))
+	began := time.Now()
+	stop()
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("it took %v to stop", took)
+	}
+	if strings.Contains(log.String(), "level=ERROR") {
+		t.Errorf("stopping was logged as an error:\n%s", &log)
+	}
+}
+
+func TestPortInUse(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	addr := listener.Addr().String()
+
+	client := config(t, t.TempDir())
+	client.ClientAddr = addr
+	wantParts(t, fail(t, client), addr, "another process", "choose other ports")
+	peer := config(t, t.TempDir())
+	peer.PeerAddr = addr
+	wantParts(t, fail(t, peer), addr, "another process", "choose other ports")
+}
+
+func TestDirectoryInUse(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	run(t, config(t, dir))
+	wantParts(t, fail(t, config(t, dir)), dir, "in use by another process", "choose another directory")
+}
+
+func TestDirectoryCannotBeMade(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wantParts(t, fail(t, config(t, filepath.Join(file, "data"))), "make the data directory", file)
+}
+
+func TestBrokenData(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	_, stop := run(t, config(t, dir))
+	stop()
+	logs, err := filepath.Glob(filepath.Join(dir, "member", "wal", "*.wal"))
+	if err != nil || len(logs) == 0 {
+		t.Fatalf("no write-ahead log: %v", err)
+	}
+	for _, path := range logs {
+		if err := os.WriteFile(path, bytes.Repeat([]byte{0xff}, 4096), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantParts(t, fail(t, config(t, dir)), "start on the data in "+dir)
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	if err := (embedded.Config{Dir: "data"}).Validate(); err != nil {
+		t.Errorf("the defaults: %v", err)
+	}
+	err := embedded.Config{ClientAddr: "localhost:1", PeerAddr: "2380"}.Validate()
+	if err == nil {
+		t.Fatal("Validate = nil")
+	}
+	wantParts(t, err.Error(), "dir: ", `clientAddr: want IP:PORT, got "localhost:1"`, `peerAddr: want IP:PORT, got "2380"`)
+	wantParts(t, fail(t, embedded.Config{}), "embedded etcd: dir: ")
+}
+
+func TestStopsBeforeItIsReady(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := embedded.Run(ctx, config(t, t.TempDir()), func(string) {}); err != nil {
+		t.Errorf("Run = %v", err)
+	}
+}
