@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hashicorp/memberlist"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"pgregory.net/rapid"
@@ -193,12 +194,31 @@ func TestLeaveIsToldFromDeath(t *testing.T) {
 		eventually(t, 3*time.Second, a, "n1:alive n2:left n3:alive")
 		c.stop()
 		eventually(t, time.Minute, a, "n1:alive n2:left n3:dead")
-
-		time.Sleep(keepGone + time.Minute)
-		start(t, n, member(4, 1))
-		eventually(t, 20*time.Second, a, "n1:alive n4:alive")
 		if err := b.Leave(ctx); err != nil {
 			t.Errorf("Leave after the end: %v", err)
+		}
+	})
+}
+
+func TestTheGoneAreForgottenAfterADay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ms := newMembers("n1", slog.New(slog.DiscardHandler), newMetrics(nil))
+		node := func(i int) *memberlist.Node {
+			return &memberlist.Node{Name: fmt.Sprintf("n%d", i), Addr: at(i).Addr().AsSlice(), Port: DefaultPort}
+		}
+		for i := 1; i <= 3; i++ {
+			ms.NotifyJoin(node(i))
+		}
+		ms.NotifyLeave(node(2))
+		for _, test := range []struct {
+			after time.Duration
+			known int
+		}{{keepGone, 3}, {time.Second, 2}} {
+			time.Sleep(test.after)
+			ms.NotifyUpdate(node(1))
+			if got := ms.all(); len(got) != test.known {
+				t.Errorf("known: %v, want %d", got, test.known)
+			}
 		}
 	})
 }

@@ -150,7 +150,7 @@ func (l *Local) Run(ctx context.Context, publish func([]registry.Endpoint)) erro
 	defer tick.Stop()
 	l.apply(ctx, &wg)
 	last := l.endpoints()
-	publish(last)
+	publish(slices.Clone(last))
 	var quiet <-chan time.Time
 	for {
 		select {
