@@ -194,16 +194,7 @@ func (a *Admin) listen() (l listeners, err error) {
 }
 
 func (a *Admin) serve(ctx context.Context, l listeners) error {
-	admin := grpc.NewServer(grpc.UnaryInterceptor(a.metrics.unary), grpc.StreamInterceptor(a.metrics.stream))
-	meshv1.RegisterAdminServer(admin, &adminServer{Admin: a})
-	reflection.Register(admin)
-	peer := grpc.NewServer()
-	meshv1.RegisterPeerServer(peer, &peerServer{Admin: a})
-	pages := &http.Server{
-		Handler: a.pages(), ReadHeaderTimeout: 5 * time.Second,
-		ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelDebug),
-	}
-
+	admin, peer, pages := a.adminRPC(), a.peerRPC(), a.pagesHTTP()
 	g, ctx := errgroup.WithContext(ctx)
 	if l.socket != nil {
 		g.Go(func() error { return serveRPC(admin, l.socket) })
@@ -212,12 +203,7 @@ func (a *Admin) serve(ctx context.Context, l listeners) error {
 	if a.cfg.PeerListener != nil {
 		g.Go(func() error { return serveRPC(peer, a.cfg.PeerListener) })
 	}
-	g.Go(func() error {
-		if err := pages.Serve(l.http); !errors.Is(err, http.ErrServerClosed) {
-			return fmt.Errorf("admin pages: %w", err)
-		}
-		return nil
-	})
+	g.Go(func() error { return serveHTTP(pages, l.http) })
 	g.Go(func() error {
 		<-ctx.Done()
 		close(a.closing)
@@ -231,10 +217,37 @@ func (a *Admin) serve(ctx context.Context, l listeners) error {
 	return g.Wait()
 }
 
+func (a *Admin) adminRPC() *grpc.Server {
+	s := grpc.NewServer(grpc.UnaryInterceptor(a.metrics.unary), grpc.StreamInterceptor(a.metrics.stream))
+	meshv1.RegisterAdminServer(s, &adminServer{Admin: a})
+	reflection.Register(s)
+	return s
+}
+
+func (a *Admin) peerRPC() *grpc.Server {
+	s := grpc.NewServer()
+	meshv1.RegisterPeerServer(s, &peerServer{Admin: a})
+	return s
+}
+
+func (a *Admin) pagesHTTP() *http.Server {
+	return &http.Server{
+		Handler: a.pages(), ReadHeaderTimeout: 5 * time.Second,
+		ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelDebug),
+	}
+}
+
 // serveRPC serves until the server is stopped, or whoever owns the listener closes it.
 func serveRPC(s *grpc.Server, l net.Listener) error {
 	if err := s.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) && !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("admin API: %w", err)
+	}
+	return nil
+}
+
+func serveHTTP(s *http.Server, l net.Listener) error {
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("admin pages: %w", err)
 	}
 	return nil
 }

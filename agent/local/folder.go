@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fsnotify/fsnotify"
 
@@ -264,16 +265,18 @@ func syncFolder(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// watcher tells of changes in the folders, as far as the system does.
+// watcher tells of changes in the folders, as far as the system does, and when to read them in any case.
 type watcher struct {
 	notify  *fsnotify.Watcher // nil if the system has none to give
 	changes <-chan fsnotify.Event
 	errors  <-chan error
+	quiet   *time.Timer // ends when no change has come for a while
+	tick    *time.Ticker
 	folders []string
 }
 
 func (l *Local) watch() *watcher {
-	w := &watcher{}
+	w := &watcher{quiet: time.NewTimer(settle), tick: time.NewTicker(rescanInterval)}
 	for _, dir := range []string{l.cfg.Services, l.cfg.Registered} {
 		if dir != "" {
 			w.folders = append(w.folders, dir)
@@ -289,7 +292,7 @@ func (l *Local) watch() *watcher {
 	return w
 }
 
-// renew watches the folders, also one that was replaced by another of its name. Errors are left to the rescan.
+// renew watches the folders, also one that was replaced by another of its name. Errors are left to the ticker.
 func (w *watcher) renew() {
 	if w.notify == nil {
 		return
@@ -300,6 +303,8 @@ func (w *watcher) renew() {
 }
 
 func (w *watcher) close() {
+	w.quiet.Stop()
+	w.tick.Stop()
 	if w.notify != nil {
 		_ = w.notify.Close()
 	}

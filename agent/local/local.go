@@ -98,7 +98,7 @@ type replica struct {
 	stop   context.CancelFunc // ends its checks
 }
 
-// New checks the configuration and reads both folders. Nothing is started before Run.
+// New checks the configuration, and that the folders are there. Nothing is started before Run.
 func New(cfg Config) (*Local, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("local services: %w", err)
@@ -146,37 +146,38 @@ func (l *Local) Run(ctx context.Context, publish func([]registry.Endpoint)) erro
 
 	w := l.watch()
 	defer w.close()
-	tick := time.NewTicker(rescanInterval)
-	defer tick.Stop()
 	l.apply(ctx, &wg)
 	last := l.endpoints()
 	publish(slices.Clone(last))
-	var quiet <-chan time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-w.changes:
-			quiet = time.After(settle)
-			continue
-		case <-w.errors: // some changes were lost
-			quiet = time.After(settle)
-			continue
-		case <-quiet:
-			quiet = nil
-			l.apply(ctx, &wg)
-		case <-tick.C:
-			w.renew()
-			l.apply(ctx, &wg)
-		case <-l.rescan:
-			l.apply(ctx, &wg)
-		case <-l.publish:
-		}
+	for l.wait(ctx, w, func() { l.apply(ctx, &wg) }) {
 		if now := l.endpoints(); !slices.Equal(now, last) {
 			last = now
 			publish(slices.Clone(now))
 		}
 	}
+	return nil
+}
+
+// wait returns when the set may have changed, or false when ctx has ended. It calls apply if the folders are to be read.
+func (l *Local) wait(ctx context.Context, w *watcher, apply func()) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-w.changes:
+		w.quiet.Reset(settle)
+		return true
+	case <-w.errors: // some changes were lost
+		w.quiet.Reset(settle)
+		return true
+	case <-w.tick.C:
+		w.renew()
+	case <-w.quiet.C:
+	case <-l.rescan:
+	case <-l.publish:
+		return true
+	}
+	apply()
+	return true
 }
 
 // apply reads the folders, and starts and stops checks as they say.
