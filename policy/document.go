@@ -190,24 +190,24 @@ func (p Policy) spec() *meshv1.ServicePolicySpec {
 	return &meshv1.ServicePolicySpec{
 		Balancer: string(p.Balancer),
 		Prequal: &meshv1.PrequalSpec{
-			PoolSize:           proto.Uint32(uint32(p.Prequal.PoolSize)),
-			ProbesPerRequest:   proto.Float64(p.Prequal.ProbesPerRequest),
-			RemovalsPerRequest: proto.Float64(p.Prequal.RemovalsPerRequest),
-			Delta:              proto.Float64(p.Prequal.Delta),
+			PoolSize:           new(uint32(p.Prequal.PoolSize)),
+			ProbesPerRequest:   new(p.Prequal.ProbesPerRequest),
+			RemovalsPerRequest: new(p.Prequal.RemovalsPerRequest),
+			Delta:              new(p.Prequal.Delta),
 			MaxAge:             document.FormatDuration(p.Prequal.MaxAge),
 			ProbeTimeout:       document.FormatDuration(p.Prequal.ProbeTimeout),
-			QRif:               proto.Float64(p.Prequal.QRIF),
+			QRif:               new(p.Prequal.QRIF),
 			IdleProbeInterval:  document.FormatDuration(p.Prequal.IdleProbeInterval),
 		},
 		Timeout: document.FormatDuration(p.Timeout),
 		RetryBudget: &meshv1.RetryBudget{
-			Ratio:        proto.Float64(p.RetryBudget.Ratio),
-			MinPerSecond: proto.Float64(p.RetryBudget.MinPerSecond),
+			Ratio:        new(p.RetryBudget.Ratio),
+			MinPerSecond: new(p.RetryBudget.MinPerSecond),
 			Window:       document.FormatDuration(p.RetryBudget.Window),
 		},
 		ConsistentHash: &meshv1.ConsistentHash{
 			Key:        p.Hash.Key.proto(),
-			LoadFactor: proto.Float64(p.Hash.LoadFactor),
+			LoadFactor: new(p.Hash.LoadFactor),
 		},
 	}
 }

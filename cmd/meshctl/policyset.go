@@ -53,7 +53,7 @@ document, so that its default holds.`,
 	a.outputFlag(cmd, "text", "yaml", "json")
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	p.settings = addSettings(flags)
+	p.settings = addSettings(cmd)
 	flags.StringVarP(&p.file, "file", "f", "", "store the documents in this file, in YAML or JSON; -: standard input")
 	flags.BoolVar(&p.dryRun, "dry-run", false, "check and print the result, but store nothing")
 	p.wait.flags(cmd)

@@ -6,8 +6,7 @@ import (
 	"strings"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
-	"github.com/spf13/pflag"
-	"google.golang.org/protobuf/proto"
+	"github.com/spf13/cobra"
 )
 
 // setting is one field of a policy that a flag can set. The word "default" takes the field out of the document.
@@ -101,10 +100,10 @@ func (s *setting) apply(spec *meshv1.ServicePolicySpec) error {
 	return s.set(spec, s.text)
 }
 
-func addSettings(flags *pflag.FlagSet) []*setting {
+func addSettings(cmd *cobra.Command) []*setting {
 	all := settings()
 	for _, s := range all {
-		flag := flags.VarPF(s, s.name, "", s.usage)
+		flag := cmd.Flags().VarPF(s, s.name, "", s.usage)
 		if s.value == "bool" {
 			flag.NoOptDefVal = "true"
 		}
@@ -162,7 +161,7 @@ func count(field func(*meshv1.ServicePolicySpec) **uint32) func(*meshv1.ServiceP
 		if err != nil {
 			return fmt.Errorf("want a whole number")
 		}
-		*field(spec) = proto.Uint32(uint32(n))
+		*field(spec) = new(uint32(n))
 		return nil
 	}
 }

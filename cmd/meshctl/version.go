@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -24,11 +25,11 @@ func versionLine() string {
 	if !ok {
 		return "meshctl (unknown version)"
 	}
-	line := fmt.Sprintf("meshctl %s, %s", info.Main.Version, info.GoVersion)
+	words := []string{"meshctl", info.Main.Version, info.GoVersion}
 	for _, s := range info.Settings {
 		if s.Key == "vcs.revision" {
-			line += ", commit " + s.Value
+			words = append(words, s.Value)
 		}
 	}
-	return line
+	return strings.Join(words, " ")
 }
