@@ -48,6 +48,7 @@ const imports = `
 	agent                                             < cmd/agent
 	api/mesh/v1, policy/document, policy/localservice < cmd/meshctl
 	api/mesh/v1                                       < bench/demo
+	policy/document, policy/localservice              < docs/gen
 `
 
 // forTests returns the packages that only tests may import.
