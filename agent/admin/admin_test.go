@@ -235,12 +235,12 @@ func TestLists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := ""
+	var got strings.Builder
 	for _, s := range services.Services {
-		got += fmt.Sprintf("%s %s %d %d/%d/%d\n", s.Name, s.Balancer, s.PolicyRevision, s.Ready, s.Unhealthy, s.Draining)
+		fmt.Fprintf(&got, "%s %s %d %d/%d/%d\n", s.Name, s.Balancer, s.PolicyRevision, s.Ready, s.Unhealthy, s.Draining)
 	}
-	if want := "idle prequal 5 0/0/0\nweb prequal 0 1/1/1\n"; got != want {
-		t.Errorf("services\n%swant\n%s", got, want)
+	if want := "idle prequal 5 0/0/0\nweb prequal 0 1/1/1\n"; got.String() != want {
+		t.Errorf("services\n%swant\n%s", got.String(), want)
 	}
 	for service, want := range map[string]int{"": 3, "web": 3, "idle": 0} {
 		r, err := a.ListEndpoints(t.Context(), &meshv1.ListEndpointsRequest{Service: service})

@@ -131,14 +131,15 @@ func put(t *testing.T, dir, name, text string) {
 }
 
 func document(service string, check string, addresses ...string) string {
-	text := "apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: " + service + "}\nspec:\n  endpoints:\n"
+	var text strings.Builder
+	text.WriteString("apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: " + service + "}\nspec:\n  endpoints:\n")
 	for _, a := range addresses {
-		text += "  - address: \"" + a + "\"\n"
+		text.WriteString("  - address: \"" + a + "\"\n")
 	}
 	if check != "" {
-		text += "  check: {" + check + "}\n"
+		text.WriteString("  check: {" + check + "}\n")
 	}
-	return text
+	return text.String()
 }
 
 func TestFilesAreFollowed(t *testing.T) {
@@ -475,17 +476,17 @@ func TestHealth(t *testing.T) {
 		{3, 2, "+--+++", "++---+"},
 	} {
 		var h health
-		got := ""
+		var got strings.Builder
 		for _, c := range test.checks {
 			h = h.after(c == '+', test.rise, test.fall)
 			if h.healthy {
-				got += "+"
+				got.WriteString("+")
 			} else {
-				got += "-"
+				got.WriteString("-")
 			}
 		}
-		if got != test.want {
-			t.Errorf("rise %d fall %d, checks %s: verdicts %s, want %s", test.rise, test.fall, test.checks, got, test.want)
+		if got.String() != test.want {
+			t.Errorf("rise %d fall %d, checks %s: verdicts %s, want %s", test.rise, test.fall, test.checks, got.String(), test.want)
 		}
 	}
 }
