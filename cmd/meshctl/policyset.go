@@ -218,9 +218,7 @@ func (c *client) setAll(ctx context.Context, docs []*meshv1.ServicePolicy) ([]*m
 	for _, doc := range docs {
 		stored, err := c.SetPolicy(ctx, &meshv1.SetPolicyRequest{Policy: doc})
 		if status.Code(err) == codes.Aborted {
-			return all, fmt.Errorf("the policy of %s is no longer the one of revision %s: read it again with "+
-				"'meshctl policy get %[1]s', or take metadata.resourceVersion out to replace whatever is stored",
-				doc.Metadata.Name, doc.Metadata.ResourceVersion)
+			return all, outdated(doc.Metadata)
 		}
 		if err != nil {
 			return all, err
@@ -228,6 +226,16 @@ func (c *client) setAll(ctx context.Context, docs []*meshv1.ServicePolicy) ([]*m
 		all = append(all, stored)
 	}
 	return all, nil
+}
+
+// outdated says why a document was refused whose resource version isn't that of the stored one.
+func outdated(m *meshv1.Metadata) error {
+	found := "is no longer that of revision " + m.ResourceVersion
+	if m.ResourceVersion == "0" {
+		found = "exists already"
+	}
+	return fmt.Errorf("the policy of %s %s: read it again with 'meshctl policy get %[1]s', "+
+		"or take metadata.resourceVersion out to replace whatever is stored", m.Name, found)
 }
 
 // report says what was stored, and waits until it is applied if that is wanted.

@@ -91,10 +91,7 @@ func (a *app) writeTop(w io.Writer, v topView) error {
 }
 
 func writeTopText(w io.Writer, v topView, s sheet) error {
-	var lines []string
-	for _, missing := range v.Missing {
-		lines = append(lines, "no answer from "+printable(missing))
-	}
+	lines := silent(v)
 	for _, service := range v.Services {
 		if len(lines) > 0 {
 			lines = append(lines, "")

@@ -348,6 +348,16 @@ func TestManyReplicasScroll(t *testing.T) {
 	s.wants("10.0.0.1:8080", "1 to ")
 }
 
+func TestManyMissingAgentsLeaveRoomForTheRest(t *testing.T) {
+	answer := sample(10)
+	for range 100 {
+		answer.Missing = append(answer.Missing, "x: connection\x1b refused")
+	}
+	s := newScreen(t, 80, 16)
+	s.send(sampleMsg{answer: answer})
+	s.wants("and 99 more", "10.0.0.3:8080", "agents 2/103")
+}
+
 func TestTinyWindowsDoNotBreakTheScreen(t *testing.T) {
 	for _, size := range [][2]int{{1, 1}, {10, 3}, {200, 2}, {20, 8}} {
 		s := newScreen(t, size[0], size[1])

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	tea "charm.land/bubbletea/v2"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
@@ -191,8 +190,8 @@ func (m topModel) above() []string {
 	if m.lost != nil {
 		lines = append(lines, m.alarm("agent lost, trying again: "+m.lost.Error()))
 	}
-	for _, missing := range m.view.Missing {
-		lines = append(lines, m.alarm("no answer from "+missing))
+	for _, line := range silent(m.view) {
+		lines = append(lines, m.alarm(line))
 	}
 	if len(m.view.Services) > 1 {
 		lines = append(lines, m.serviceBar())
@@ -281,14 +280,4 @@ func (m topModel) below() (lines []string) {
 		texts = slices.Insert(texts, 2, "↑↓ service")
 	}
 	return append(lines, m.sheet.styles.faint.Render(m.sheet.segments(texts)))
-}
-
-// printable keeps what others wrote on its line.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, text)
 }

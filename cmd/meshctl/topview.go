@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"charm.land/lipgloss/v2"
 	"github.com/charmbracelet/x/ansi"
@@ -263,15 +264,40 @@ func balancing(service serviceView) (segments []string) {
 	return append(segments, fmt.Sprintf("%.0f retries left", b.RetryBalance), "seen by "+b.By)
 }
 
+// silent names the agents that gave no answer, a few of them.
+func silent(v topView) (lines []string) {
+	for _, missing := range v.Missing {
+		lines = append(lines, "no answer from "+printable(missing))
+	}
+	return few(lines)
+}
+
 // notes says what is wrong with replicas that fail their checks, a few of them.
 func notes(service serviceView) (lines []string) {
-	const most = 3
 	for _, r := range service.Replicas {
-		if r.CheckError != "" && len(lines) < most {
+		if r.CheckError != "" {
 			lines = append(lines, r.Address+" fails its check: "+printable(r.CheckError))
 		}
 	}
-	return lines
+	return few(lines)
+}
+
+func few(lines []string) []string {
+	const most = 3
+	if len(lines) <= most {
+		return lines
+	}
+	return append(lines[:most-1], fmt.Sprintf("and %d more", len(lines)-most+1))
+}
+
+// printable keeps what others wrote on its line.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, text)
 }
 
 // segments puts as many of the texts on a line as have room.
