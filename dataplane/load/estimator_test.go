@@ -40,6 +40,8 @@ func TestEstimate(t *testing.T) {
 			[]served{{0, 4, 10 * ms}, {0, 4, 10 * ms}, {0, 4, 10 * ms}, {0, 5, 90 * ms}, {0, 5, 90 * ms}, {0, 5, 90 * ms}, {0, 5, 90 * ms}}, 4, 10 * ms},
 		{"too few at the RIF: neighbours count",
 			[]served{{0, 4, 10 * ms}, {0, 5, 90 * ms}, {0, 6, 90 * ms}}, 4, 90 * ms},
+		{"three away is not near",
+			[]served{{0, 4, 10 * ms}, {0, 7, 90 * ms}, {0, 7, 90 * ms}}, 4, 10 * ms},
 		{"the nearest neighbours are enough",
 			[]served{{0, 4, 30 * ms}, {0, 3, 20 * ms}, {0, 5, 40 * ms}, {0, 6, 900 * ms}, {0, 2, 900 * ms}}, 4, 30 * ms},
 		{"the last moments count before older ones",

@@ -67,13 +67,31 @@ func TestTrackerOutcomes(t *testing.T) {
 			if tt.before != 0 {
 				now = serve(tr, now, tt.before, OK)
 			}
-			now = serve(tr, now, tt.took, tt.outcome)
+			for range 3 {
+				now = serve(tr, now, tt.took, tt.outcome)
+			}
 			got := tr.Report(now)
 			if got.RIF != 0 || got.Latency != tt.want || got.Known != (tt.want != 0) || !got.Valid() {
 				t.Errorf("got %v; want rif 0 and latency %v", got, tt.want)
 			}
 		})
 	}
+}
+
+// The latency reported is that of requests that found as many others in flight as the next one will.
+func TestTrackerLatencyDependsOnRIF(t *testing.T) {
+	tr, now := new(Tracker), time.Unix(1000, 0)
+	for range 3 {
+		now = serve(tr, now, ms, OK)
+	}
+	wantReport(t, "idle", tr.Report(now), "rif=0 latency=1000us")
+	other := tr.Begin(now)
+	for range 3 {
+		now = serve(tr, now, 3*ms, OK)
+	}
+	wantReport(t, "one in flight", tr.Report(now), "rif=1 latency=3000us")
+	tr.End(now, other, Canceled)
+	wantReport(t, "idle again", tr.Report(now), "rif=0 latency=1000us")
 }
 
 func TestTrackerCountsFailures(t *testing.T) {

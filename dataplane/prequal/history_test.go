@@ -9,7 +9,8 @@ import (
 // The history is the last values, and its quantile the smallest of them that at least a share of q does not exceed.
 func TestHistoryQuantile(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		values := rapid.SliceOfN(rapid.OneOf(rapid.Int32Range(0, 5), rapid.Int32Range(0, 1<<20)), 0, 3*historySize).Draw(t, "values")
+		n := rapid.IntRange(0, 3*historySize).Draw(t, "values")
+		values := rapid.SliceOfN(rapid.OneOf(rapid.Int32Range(0, 5), rapid.Int32Range(0, 1<<20)), n, n).Draw(t, "values")
 		q := rapid.Float64Range(0, 1).Draw(t, "q")
 		var h history
 		for _, v := range values {
@@ -37,6 +38,16 @@ func plainQuantile(values []int32, q float64) (smallest int32, ok bool) {
 		}
 	}
 	return smallest, ok
+}
+
+func TestHistoryForgetsTheOldest(t *testing.T) {
+	var h history
+	for i := range int32(3 * historySize) {
+		h.add(1000 - i)
+		if got, _ := h.quantile(1); got != 1000-max(0, i+1-historySize) {
+			t.Fatalf("highest of the last %d values after %d: got %d", historySize, i+1, got)
+		}
+	}
 }
 
 func TestHistoryQuantileOfKnownValues(t *testing.T) {
