@@ -1,0 +1,191 @@
+// Package agent puts the parts of one node together and owns their lives: what starts when, and what ends before what.
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+
+	"github.com/headroom-mesh/headroom/agent/admin"
+	"github.com/headroom-mesh/headroom/agent/gossip"
+	"github.com/headroom-mesh/headroom/agent/local"
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/dataplane"
+	"github.com/headroom-mesh/headroom/registry"
+	"github.com/headroom-mesh/headroom/registry/etcd"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+)
+
+// Agent is one node of the mesh.
+type Agent struct {
+	cfg       Config
+	registry  *etcd.Registry
+	gossip    *gossip.Gossip
+	local     *local.Local
+	dataplane *dataplane.Dataplane
+	admin     *admin.Admin
+
+	snapshot atomic.Pointer[registry.Snapshot] // applied to the data plane
+	draining atomic.Bool
+}
+
+// New checks the configuration and puts the agent together. Nothing runs before Run.
+func New(cfg Config) (*Agent, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder for the agent's data: %w; choose another with --data-dir", err)
+	}
+	metrics := prometheus.NewRegistry()
+	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	a := &Agent{cfg: cfg}
+	a.snapshot.Store(&registry.Snapshot{})
+	// All problems at once; only the last part needs the others.
+	if err := errors.Join(a.newRegistry(metrics), a.newGossip(metrics), a.newLocal(metrics), a.newDataplane(metrics)); err != nil {
+		return nil, err
+	}
+	return a, a.newAdmin(metrics)
+}
+
+func (a *Agent) newRegistry(metrics prometheus.Registerer) error {
+	c := etcd.Config{
+		Endpoints:    etcdURLs(a.cfg),
+		Username:     a.cfg.EtcdUser,
+		CAFile:       a.cfg.EtcdCA,
+		CertFile:     a.cfg.EtcdCert,
+		KeyFile:      a.cfg.EtcdKey,
+		Prefix:       a.cfg.EtcdPrefix,
+		SnapshotFile: filepath.Join(a.cfg.DataDir, "snapshot.json"),
+		Node:         a.cfg.Node,
+		Log:          a.cfg.Log,
+		Metrics:      metrics,
+	}
+	if a.cfg.EtcdPasswordFile != "" {
+		password, err := readSecret("--etcd-password-file", a.cfg.EtcdPasswordFile)
+		if err != nil {
+			return err
+		}
+		c.Password = password
+	}
+	var err error
+	a.registry, err = etcd.New(c)
+	return err
+}
+
+// etcdURLs returns the members to talk to. HOST:PORT means TLS if any file for TLS is given.
+func etcdURLs(c Config) []string {
+	if len(c.Etcd) == 0 {
+		return []string{"http://" + c.EtcdListen.String()}
+	}
+	scheme := "http://"
+	if c.EtcdCA != "" || c.EtcdCert != "" {
+		scheme = "https://"
+	}
+	var urls []string
+	for _, member := range c.Etcd {
+		if !strings.Contains(member, "://") {
+			member = scheme + member
+		}
+		urls = append(urls, member)
+	}
+	return urls
+}
+
+func readSecret(flag, file string) (string, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", flag, err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+func (a *Agent) newGossip(metrics prometheus.Registerer) error {
+	c := gossip.Config{
+		Node: a.cfg.Node, Zone: a.cfg.Zone, Version: a.cfg.Version,
+		Bind: a.cfg.Gossip, Mesh: a.cfg.Mesh, Join: a.cfg.Join,
+		Log: a.cfg.Log, Metrics: metrics,
+	}
+	if a.cfg.GossipKeyFile != "" {
+		secret, err := readSecret("--gossip-key-file", a.cfg.GossipKeyFile)
+		if err != nil {
+			return err
+		}
+		if c.Key, err = gossip.ParseKey(secret); err != nil {
+			return fmt.Errorf("--gossip-key-file %s: %w", a.cfg.GossipKeyFile, err)
+		}
+	}
+	var err error
+	a.gossip, err = gossip.New(c)
+	return err
+}
+
+func (a *Agent) newLocal(metrics prometheus.Registerer) error {
+	registered := filepath.Join(a.cfg.DataDir, "services")
+	if err := os.MkdirAll(registered, 0o700); err != nil {
+		return err
+	}
+	var err error
+	a.local, err = local.New(local.Config{
+		Node: a.cfg.Node, Zone: a.cfg.Zone, Mesh: a.cfg.Mesh,
+		Services: a.cfg.Services, Registered: registered,
+		Log: a.cfg.Log, Metrics: metrics,
+	})
+	return err
+}
+
+func (a *Agent) newDataplane(metrics prometheus.Registerer) error {
+	var err error
+	a.dataplane, err = dataplane.New(dataplane.Config{
+		Node: a.cfg.Node, DrainTimeout: a.cfg.DrainTimeout,
+		Log: a.cfg.Log, AccessLog: a.cfg.AccessLog, Metrics: metrics,
+	})
+	return err
+}
+
+func (a *Agent) newAdmin(metrics *prometheus.Registry) error {
+	var err error
+	a.admin, err = admin.New(admin.Config{
+		Node: a.cfg.Node, Version: a.cfg.Version,
+		Socket: a.cfg.AdminSocket, Addr: a.cfg.Admin, HTTP: a.cfg.AdminHTTP,
+		Registry:        a.registry,
+		Connected:       a.registry.Connected,
+		Snapshot:        a.snapshot.Load,
+		AppliedRevision: func() int64 { return a.snapshot.Load().Revision },
+		Members:         a.gossip.Members,
+		Local:           a.local,
+		Observe:         a.observe,
+		DialPeer:        a.dataplane.DialPeer,
+		PeerListener:    a.dataplane.PeerListener(),
+		Ready:           a.readiness(),
+		Metrics:         metrics,
+		Log:             a.cfg.Log,
+	})
+	return err
+}
+
+func (a *Agent) observe(service registry.ServiceName) *meshv1.Observation {
+	o := a.dataplane.Observe(service)
+	failing := a.local.CheckErrors()
+	for _, replica := range o.Inbound {
+		replica.CheckError = failing[registry.EndpointID(replica.Id)]
+	}
+	return o
+}
+
+// apply takes in a snapshot of the registry.
+func (a *Agent) apply(s *registry.Snapshot) {
+	a.dataplane.Update(s)
+	a.snapshot.Store(s)
+}
+
+// applyLocal takes in the replicas of this node: first where they are delivered to, then where they are announced.
+func (a *Agent) applyLocal(endpoints []registry.Endpoint) {
+	a.dataplane.UpdateLocal(endpoints)
+	a.registry.Advertise(endpoints)
+}

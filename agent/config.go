@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/headroom-mesh/headroom/registry"
+)
+
+// The ports of an agent. docs/architecture.md explains them.
+const (
+	GossipPort     = 7946
+	ProxyPort      = 15001
+	MeshPort       = 15008
+	AdminPort      = 15010
+	AdminHTTPPort  = 15000
+	EtcdClientPort = 2379
+	EtcdPeerPort   = 2380
+)
+
+// Config configures an agent. The zero value of every field is its default.
+type Config struct {
+	// Node is this agent's name, unique in the mesh. Default: the name of the machine.
+	Node registry.NodeName
+	// Zone is where the node stands; it is told to others. Default none.
+	Zone string
+	// Version is told to others.
+	Version string
+
+	// Bind is the address on which other nodes reach this one. Default 127.0.0.1: a mesh on one machine.
+	Bind netip.Addr
+	// Gossip, Mesh, Proxy, Admin and AdminHTTP are listen addresses. Default: Bind (gossip, mesh), or loopback
+	// (proxy, admin), with the usual port. If Bind is a loopback address, it is used for all of them.
+	Gossip, Mesh, Proxy, Admin, AdminHTTP netip.AddrPort
+	// AdminSocket is the path of the Unix socket of the admin API. Default admin.sock in DataDir.
+	AdminSocket string
+
+	// Join lists other agents' gossip addresses, HOST:PORT.
+	Join []string
+	// GossipKeyFile holds the key that encrypts gossip, in base64. Default: no encryption.
+	GossipKeyFile string
+
+	// Etcd lists the members of an etcd cluster, HOST:PORT or URLs. Either this or EtcdEmbedded is required; if both
+	// are given, the embedded one is served and the listed ones are used.
+	Etcd []string
+	// EtcdUser and EtcdPasswordFile log in to etcd.
+	EtcdUser, EtcdPasswordFile string
+	// EtcdCA, EtcdCert and EtcdKey are PEM files for TLS to etcd.
+	EtcdCA, EtcdCert, EtcdKey string
+	// EtcdPrefix starts all keys in etcd. Default /headroom/v1.
+	EtcdPrefix string
+	// EtcdEmbedded is the folder of an etcd inside this agent. Default: none runs.
+	EtcdEmbedded string
+	// EtcdListen and EtcdPeerListen are where the embedded etcd listens. Default: Bind with 2379 and 2380.
+	EtcdListen, EtcdPeerListen netip.AddrPort
+
+	// Services is a folder of LocalService files to watch. Default none.
+	Services string
+	// DataDir holds what must outlive the agent: registrations and the last snapshot of the registry. Default: a
+	// folder for the node under the system's or the user's state folder.
+	DataDir string
+
+	// DrainDelay is the time between announcing the end and taking no more requests. Default 1s.
+	DrainDelay time.Duration
+	// DrainTimeout bounds the time for requests in flight. Default 30s.
+	DrainTimeout time.Duration
+	// Stay keeps the agent's name in the gossip when it ends, as for a restart. Default: it leaves.
+	Stay bool
+
+	Log       *slog.Logger // nil: no logs
+	AccessLog *slog.Logger // nil: no access log
+}
+
+func (c Config) withDefaults() Config {
+	if c.Node == "" {
+		host, _ := os.Hostname()
+		c.Node = registry.NodeName(host)
+	}
+	if !c.Bind.IsValid() {
+		c.Bind = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	local := c.loopback()
+	c.Gossip = orListen(c.Gossip, c.Bind, GossipPort)
+	c.Mesh = orListen(c.Mesh, c.Bind, MeshPort)
+	c.Proxy = orListen(c.Proxy, local, ProxyPort)
+	c.Admin = orListen(c.Admin, local, AdminPort)
+	c.AdminHTTP = orListen(c.AdminHTTP, local, AdminHTTPPort)
+	c.EtcdListen = orListen(c.EtcdListen, c.Bind, EtcdClientPort)
+	c.EtcdPeerListen = orListen(c.EtcdPeerListen, c.Bind, EtcdPeerPort)
+	c.DataDir = cmp.Or(c.DataDir, stateDir(c.Node))
+	c.AdminSocket = cmp.Or(c.AdminSocket, filepath.Join(c.DataDir, "admin.sock"))
+	c.DrainDelay = cmp.Or(c.DrainDelay, time.Second)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Second)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// loopback is where only this machine gets to.
+func (c Config) loopback() netip.Addr {
+	switch {
+	case c.Bind.IsLoopback():
+		return c.Bind
+	case c.Bind.Is6():
+		return netip.IPv6Loopback()
+	default:
+		return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+}
+
+func orListen(a netip.AddrPort, ip netip.Addr, port uint16) netip.AddrPort {
+	if a.IsValid() {
+		return a
+	}
+	return netip.AddrPortFrom(ip, port)
+}
+
+// stateDir is where a program of this system or user keeps what must outlive it (/var/lib, XDG_STATE_HOME).
+func stateDir(node registry.NodeName) string {
+	if os.Getuid() == 0 {
+		return filepath.Join("/var/lib/headroom", string(node))
+	}
+	base := os.Getenv("XDG_STATE_HOME")
+	if base == "" {
+		home, _ := os.UserHomeDir()
+		base = filepath.Join(home, ".local", "state")
+	}
+	return filepath.Join(base, "headroom", string(node))
+}
+
+// Validate reports every problem at once, in the words of the command line.
+func (c Config) Validate() error {
+	var problems []error
+	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if len(c.Etcd) == 0 && c.EtcdEmbedded == "" {
+		problem("no registry: give --etcd HOST:PORT for an existing etcd, or --etcd-embedded DIR to run one inside this agent")
+	}
+	if c.Bind.IsUnspecified() {
+		problem("--bind %s: want the one address at which other nodes reach this node", c.Bind)
+	}
+	for _, l := range []struct {
+		flag string
+		at   netip.AddrPort
+	}{{"--admin", c.Admin}, {"--admin-http", c.AdminHTTP}} {
+		if l.at.IsValid() && !l.at.Addr().IsLoopback() {
+			problem("%s %s: want a loopback address, as nobody has to log in there", l.flag, l.at)
+		}
+	}
+	if (c.EtcdUser == "") != (c.EtcdPasswordFile == "") {
+		problem("--etcd-user and --etcd-password-file: want both or neither")
+	}
+	if (c.EtcdCert == "") != (c.EtcdKey == "") {
+		problem("--etcd-cert and --etcd-key: want both or neither")
+	}
+	for flag, d := range map[string]time.Duration{"--drain-delay": c.DrainDelay, "--drain-timeout": c.DrainTimeout} {
+		if d < 0 {
+			problem("%s %s: want a positive duration", flag, d)
+		}
+	}
+	return errors.Join(problems...)
+}

@@ -1,0 +1,174 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/headroom-mesh/headroom/agent/admin"
+	"github.com/headroom-mesh/headroom/registry/embedded"
+)
+
+// leaveTimeout bounds each farewell: to the registry and to the other agents.
+const leaveTimeout = 5 * time.Second
+
+// Run runs the agent until ctx ends, then takes the node out of the mesh:
+//
+//  1. all replicas here are announced as draining, in the registry and in the answers to probes; readiness ends;
+//  2. after the drain delay, when others have stopped sending, they leave the registry, and the agent leaves the gossip;
+//  3. no new requests are taken, and those in flight finish;
+//  4. everything else ends, the embedded etcd last.
+//
+// If a part fails, the agent ends in the same way and returns the error.
+func (a *Agent) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	proxy, mesh, err := a.listen()
+	if err != nil {
+		return err
+	}
+	store := newStage(ctx, cancel)
+	if err := a.startEtcd(ctx, store); err != nil {
+		proxy.Close()
+		mesh.Close()
+		return errors.Join(err, store.end())
+	}
+	parts, traffic := newStage(ctx, cancel), newStage(ctx, cancel)
+	parts.run("registry", func(ctx context.Context) error { return a.registry.Run(ctx, a.apply) })
+	parts.run("gossip", a.gossip.Run)
+	parts.run("local services", func(ctx context.Context) error { return a.local.Run(ctx, a.applyLocal) })
+	parts.run("admin", a.admin.Run)
+	traffic.run("data plane", func(ctx context.Context) error { return a.dataplane.Run(ctx, proxy, mesh) })
+	a.cfg.Log.Info("agent started", "node", a.cfg.Node, "proxy", a.cfg.Proxy, "mesh", a.cfg.Mesh, "admin", a.cfg.Admin, "metrics", a.cfg.AdminHTTP)
+
+	<-ctx.Done()
+	a.cfg.Log.Info("draining", "reason", context.Cause(ctx))
+	a.farewell(context.WithoutCancel(ctx))
+	return errors.Join(traffic.end(), parts.end(), store.end())
+}
+
+// farewell tells the others that this node goes.
+func (a *Agent) farewell(ctx context.Context) {
+	a.draining.Store(true)
+	a.local.Drain()
+	time.Sleep(a.cfg.DrainDelay)
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	a.registry.Advertise(nil)
+	if err := a.registry.Flush(ctx); err != nil {
+		a.cfg.Log.Warn("the registry keeps this node's endpoints until their lease ends", "err", err)
+	}
+	if a.cfg.Stay {
+		return
+	}
+	if err := a.gossip.Leave(ctx); err != nil {
+		a.cfg.Log.Warn("could not take leave of the other agents", "err", err)
+	}
+}
+
+// listen opens the ports for traffic, so that a port in use is an error at the start.
+func (a *Agent) listen() (proxy, mesh net.Listener, err error) {
+	if proxy, err = listenOn(a.cfg.Proxy, "--proxy"); err != nil {
+		return nil, nil, err
+	}
+	if mesh, err = listenOn(a.cfg.Mesh, "--mesh"); err != nil {
+		proxy.Close()
+		return nil, nil, err
+	}
+	return proxy, mesh, nil
+}
+
+func listenOn(at netip.AddrPort, flag string) (net.Listener, error) {
+	l, err := net.Listen("tcp", at.String())
+	if err != nil {
+		return nil, fmt.Errorf("%w; choose another address with %s, or another --bind for a second agent on this machine", err, flag)
+	}
+	return l, nil
+}
+
+// startEtcd starts the embedded etcd, if there is one, and waits until it serves.
+func (a *Agent) startEtcd(ctx context.Context, store *stage) error {
+	if a.cfg.EtcdEmbedded == "" {
+		return nil
+	}
+	ready := make(chan struct{})
+	failed := make(chan error, 1)
+	store.run("embedded etcd", func(ctx context.Context) error {
+		err := embedded.Run(ctx, embedded.Config{
+			Dir: a.cfg.EtcdEmbedded, ClientAddr: a.cfg.EtcdListen.String(), PeerAddr: a.cfg.EtcdPeerListen.String(), Log: a.cfg.Log,
+		}, func(string) { close(ready) })
+		failed <- err
+		return err
+	})
+	select {
+	case <-ready:
+		return nil
+	case <-failed:
+		return nil // the stage has the error
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// readiness lists what must hold before the node's traffic should come here.
+func (a *Agent) readiness() []admin.Check {
+	return []admin.Check{
+		{Name: "registry", Func: func() error {
+			if a.snapshot.Load().Revision == 0 {
+				return errors.New("no snapshot of the registry yet")
+			}
+			return nil
+		}},
+		{Name: "draining", Func: func() error {
+			if a.draining.Load() {
+				return errors.New("this node is leaving the mesh")
+			}
+			return nil
+		}},
+	}
+}
+
+// stage is a group of parts that end together. A part that fails ends the agent.
+type stage struct {
+	ctx   context.Context
+	stop  context.CancelFunc
+	fail  context.CancelCauseFunc
+	parts sync.WaitGroup
+
+	mu     sync.Mutex
+	errors []error // guarded by mu
+}
+
+// newStage returns a stage that does not end with ctx, but with end. fail is called if a part fails.
+func newStage(ctx context.Context, fail context.CancelCauseFunc) *stage {
+	s := &stage{fail: fail}
+	s.ctx, s.stop = context.WithCancel(context.WithoutCancel(ctx))
+	return s
+}
+
+func (s *stage) run(name string, part func(context.Context) error) {
+	s.parts.Go(func() {
+		err := part(s.ctx)
+		if err == nil {
+			return
+		}
+		err = fmt.Errorf("%s: %w", name, err)
+		s.mu.Lock()
+		s.errors = append(s.errors, err)
+		s.mu.Unlock()
+		s.fail(err)
+	})
+}
+
+// end stops the parts, waits for them, and returns their errors.
+func (s *stage) end() error {
+	s.stop()
+	s.parts.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return errors.Join(s.errors...)
+}
