@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -109,7 +111,8 @@ func stateFromProto(s meshv1.EndpointRecord_State) (State, error) {
 // Proto returns the snapshot as it is kept on disk.
 func (s *Snapshot) Proto() *meshv1.SnapshotRecord {
 	r := &meshv1.SnapshotRecord{Revision: s.Revision}
-	for _, service := range s.Services {
+	for _, name := range slices.Sorted(maps.Keys(s.Services)) {
+		service := s.Services[name]
 		r.Services = append(r.Services, service.Name.Proto())
 		for _, e := range service.Endpoints {
 			r.Endpoints = append(r.Endpoints, e.Proto())

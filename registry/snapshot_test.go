@@ -157,8 +157,8 @@ func (m *model) snapshot() map[registry.ServiceName]*registry.Service {
 // keys and values that the property is tried with: few, so that they meet.
 func anyKey() *rapid.Generator[string] {
 	return rapid.Custom(func(t *rapid.T) string {
-		name := registry.ServiceName(rapid.SampledFrom([]string{"web", "db"}).Draw(t, "service"))
-		switch rapid.IntRange(0, 5).Draw(t, "kind") {
+		name := registry.ServiceName(rapid.SampledFrom([]string{"web", "web", "web", "db"}).Draw(t, "service"))
+		switch rapid.IntRange(0, 9).Draw(t, "kind") {
 		case 0:
 			return name.Key()
 		case 1:
@@ -205,29 +205,36 @@ func TestBuilder(t *testing.T) {
 		b := registry.NewBuilder(nil, nil)
 		last, copyOfLast := b.Snapshot(), ""
 
+		put := func(t *rapid.T) {
+			revision++
+			key := anyKey().Draw(t, "key")
+			v := anyValue(key).Draw(t, "value")
+			v.revision = revision
+			store[key] = v
+			if !away {
+				b.Put(v.record(key))
+				m.put(now, key, v)
+			}
+		}
+		remove := func(t *rapid.T, key string) {
+			revision++
+			delete(store, key)
+			if !away {
+				b.Delete(now, key, revision)
+				m.delete(now, key)
+			}
+		}
 		t.Repeat(map[string]func(*rapid.T){
-			"put": func(t *rapid.T) {
-				revision++
-				key := anyKey().Draw(t, "key")
-				v := anyValue(key).Draw(t, "value")
-				v.revision = revision
-				store[key] = v
-				if !away {
-					b.Put(v.record(key))
-					m.put(now, key, v)
-				}
-			},
-			"delete": func(t *rapid.T) {
-				revision++
-				key := anyKey().Draw(t, "key")
-				delete(store, key)
-				if !away {
-					b.Delete(now, key, revision)
-					m.delete(now, key)
+			"put":         put,
+			"put another": put,
+			"delete":      func(t *rapid.T) { remove(t, anyKey().Draw(t, "key")) },
+			"delete what exists": func(t *rapid.T) {
+				if len(store) > 0 {
+					remove(t, rapid.SampledFrom(slices.Sorted(maps.Keys(store))).Draw(t, "key"))
 				}
 			},
 			"wait": func(t *rapid.T) {
-				now = now.Add(time.Duration(rapid.IntRange(1, 45).Draw(t, "seconds")) * time.Second)
+				now = now.Add(time.Duration(rapid.SampledFrom([]int{1, 20, 60, 61}).Draw(t, "seconds")) * time.Second)
 			},
 			"lose the watch": func(*rapid.T) { away = true },
 			"list": func(*rapid.T) {
@@ -264,6 +271,69 @@ func TestBuilder(t *testing.T) {
 			},
 		})
 	})
+}
+
+// Steps are: +a registers a, ~a makes it drain, -a deletes it, a duration passes, =ab is a list that has only a and b.
+func TestLapses(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ name, steps, want string }{
+		{"one of two", "+a +b -a", "b"},
+		{"all together", "+a +b -a 30s -b", "a b"},
+		{"for as long as it takes", "+a +b -a 30s -b 1h", "a b"},
+		{"at the edge", "+a +b -a 60s -b", "a b"},
+		{"one long before the other", "+a +b -a 61s -b", "b"},
+		{"until one is back", "+a +b -a -b +a", "a"},
+		{"and lost again", "+a +b -a -b +a -a", "a"},
+		{"on purpose", "+a ~a -a", ""},
+		{"the last one on purpose", "+a +b -a 30s ~b -b", "a"},
+		{"the last one on purpose, long after", "+a +b -a 61s ~b -b", ""},
+		{"back, and then on purpose", "+a +b -a +a ~a -a -b", "b"},
+		{"unseen", "+a +b =", "a b"},
+		{"unseen, one on purpose", "+a +b ~b =", "a"},
+		{"unseen, another took over", "+a +b =c", "c"},
+		{"unseen, then the rest", "+a +b =b 30s -b", "a b"},
+	} {
+		now := time.Unix(0, 0)
+		b := registry.NewBuilder(nil, nil)
+		for step := range strings.FieldsSeq(test.steps) {
+			rest := step[1:]
+			switch step[0] {
+			case '+':
+				b.Put(webOn(rest, registry.Ready))
+			case '~':
+				b.Put(webOn(rest, registry.Draining))
+			case '-':
+				b.Delete(now, webOn(rest, registry.Ready).Key, 0)
+			case '=':
+				var records []registry.Record
+				for _, node := range rest {
+					records = append(records, webOn(string(node), registry.Ready))
+				}
+				b.Replace(now, records, 0)
+			default:
+				d, err := time.ParseDuration(step)
+				if err != nil {
+					t.Fatal(err)
+				}
+				now = now.Add(d)
+			}
+			b.Snapshot()
+		}
+		var got []string
+		if web := b.Snapshot().Services["web"]; web != nil {
+			for _, e := range web.Endpoints {
+				got = append(got, string(e.Node))
+			}
+		}
+		if strings.Join(got, " ") != test.want {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+func webOn(node string, state registry.State) registry.Record {
+	e := endpoint("web", node, state)
+	return value{endpoint: e}.record(e.Key())
 }
 
 func describe(s *registry.Snapshot) string {

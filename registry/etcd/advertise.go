@@ -195,7 +195,7 @@ func (r *Registry) keepRegistered(ctx context.Context, client *clientv3.Client) 
 			return
 		}
 		r.advertise.forsake()
-		r.log.Warn("no lease in the registry; will take a new one", "err", r.explain(ctx, err))
+		r.report(ctx, "no lease in the registry; will take a new one", err)
 		if time.Since(began) > maxBackoff {
 			retry = 0
 		}
@@ -224,7 +224,7 @@ func (g *registrar) holdLease(ctx context.Context) error {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			return err
 		case ctx.Err() == nil: // what is registered stays so
-			g.log.Warn("register endpoints; will try again", "err", g.explain(ctx, err))
+			g.report(ctx, "endpoints are not registered; will try again", err)
 			again = time.After(retry.next())
 		}
 		if err := g.idle(ctx, renewed, again); err != nil {

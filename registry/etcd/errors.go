@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"strings"
 	"time"
@@ -20,7 +21,7 @@ const (
 )
 
 var (
-	errNotAsked     = errors.New("it was not asked yet")
+	errNoAnswer     = errors.New("it has not answered yet")
 	errDisconnected = errors.New("the connection broke")
 )
 
@@ -88,7 +89,7 @@ func reason(err error) string {
 	if s, ok := status.FromError(err); ok {
 		text = s.Message()
 	}
-	for _, wrapping := range []string{"last connection error: ", "connection error: desc = ", "transport: "} {
+	for _, wrapping := range []string{"last connection error: ", "connection error: desc = ", "transport: ", "Error while dialing: "} {
 		text = strings.TrimPrefix(strings.Trim(text, `"`), wrapping)
 	}
 	return strings.Trim(text, `"`)
@@ -105,6 +106,15 @@ func (r *Registry) complain(err error) {
 	if news {
 		r.log.Warn("registry is away; will try again", "err", err)
 	}
+}
+
+// report warns of what else fails, but for what follows from etcd being away, as complain tells that.
+func (r *Registry) report(ctx context.Context, message string, err error) {
+	level := slog.LevelWarn
+	if !r.Connected() {
+		level = slog.LevelDebug
+	}
+	r.log.Log(ctx, level, message, "err", r.explain(ctx, err))
 }
 
 func (r *Registry) disconnected() {
@@ -129,7 +139,7 @@ func (r *Registry) absence(ctx context.Context) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return ctx.Err()
 	case r.trouble == nil:
-		return r.explain(context.Background(), errNotAsked)
+		return r.explain(context.Background(), errNoAnswer)
 	}
 	return r.trouble
 }

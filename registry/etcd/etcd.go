@@ -228,13 +228,13 @@ func (r *Registry) connect(ctx context.Context) *clientv3.Client {
 	var retry backoff
 	for {
 		client, err := r.dial(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
 		if err == nil {
 			r.client.Store(client)
 			tried()
 			return client
+		}
+		if ctx.Err() != nil {
+			return nil
 		}
 		r.complain(err)
 		tried()

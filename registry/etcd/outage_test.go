@@ -261,6 +261,34 @@ func TestRemovalGoesThroughDraining(t *testing.T) {
 	}
 }
 
+// A node may have more endpoints than fit into one transaction.
+func TestManyEndpoints(t *testing.T) {
+	t.Parallel()
+	const many = 250
+	s := newStore(t)
+	a, b := start(t, s, "a"), start(t, s, "b")
+	var list []registry.Endpoint
+	for i := range many {
+		list = append(list, registrytest.Endpoint(registry.ServiceName(fmt.Sprintf("s%d", i)), "a"))
+	}
+	a.Register(t, list...)
+	count := func(want int) func(*registry.Snapshot) bool {
+		return func(s *registry.Snapshot) bool {
+			n := 0
+			for _, service := range s.Services {
+				n += len(service.Endpoints)
+			}
+			return n == want
+		}
+	}
+	b.AwaitThat(t, "all are registered", count(many))
+	a.Register(t, list[0])
+	got := b.AwaitThat(t, "all but one are gone", count(1))
+	if len(got.Services) != many {
+		t.Errorf("%d services are known, want all %d", len(got.Services), many)
+	}
+}
+
 func TestValuesAreReadable(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)

@@ -52,7 +52,10 @@ func TestPassword(t *testing.T) {
 	} {
 		refused := registrytest.Start(t, mustNew(t, test.cfg))
 		_, err := refused.Policy(t.Context(), "web")
-		if err == nil || !strings.Contains(err.Error(), test.want) || errors.Is(err, registry.ErrUnavailable) {
+		for errors.Is(err, registry.ErrUnavailable) && t.Context().Err() == nil { // checking a password takes etcd long
+			_, err = refused.Policy(t.Context(), "web")
+		}
+		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("with password %s: %v, want one that says %q", test.name, err, test.want)
 		}
 		if refused.Connected() {

@@ -10,6 +10,7 @@ import (
 	"github.com/headroom-mesh/headroom/registry"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 )
 
@@ -83,13 +84,20 @@ func (r *Registry) listAndWatch(ctx context.Context, client *clientv3.Client, f 
 	defer group.Wait()
 	defer cancel(nil)
 	group.Go(func() {
-		if client.ActiveConnection().WaitForStateChange(ctx, connectivity.Ready) {
+		if breaks(ctx, client.ActiveConnection()) {
 			cancel(errDisconnected)
 		}
 	})
 	responses := client.Watch(clientv3.WithRequireLeader(ctx), r.key(""), clientv3.WithPrefix(),
 		clientv3.WithRev(revision+1))
 	return r.follow(ctx, f, responses)
+}
+
+// breaks waits until a connection that was just used breaks, and returns false if ctx ends first. That the connection is
+// ready may show only after its first answer.
+func breaks(ctx context.Context, conn *grpc.ClientConn) bool {
+	return (conn.GetState() != connectivity.Connecting || conn.WaitForStateChange(ctx, connectivity.Connecting)) &&
+		conn.WaitForStateChange(ctx, connectivity.Ready)
 }
 
 func (r *Registry) list(ctx context.Context, client *clientv3.Client, f *feed) (revision int64, err error) {

@@ -470,6 +470,9 @@ func testBadRecords(t *testing.T, store Store) {
 	a := Start(t, store.Connect("a"))
 	a.Register(t, Endpoint("web", "a"))
 	mustSet(t, a, Policy("web", "3s", ""))
+	a.AwaitThat(t, "the policy is there", func(s *registry.Snapshot) bool {
+		return s.Services["web"] != nil && s.Services["web"].Policy.Timeout == 3*time.Second
+	})
 	for key, value := range map[string]string{
 		"services/db":                        `{"name":`,
 		"services/cache":                     `{"name":"db"}`,
