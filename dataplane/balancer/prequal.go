@@ -20,6 +20,7 @@ type prequalPicker struct {
 	pool *prequal.Pool[*Endpoint]
 
 	present   map[*Endpoint]bool // in set
+	lastPick  time.Time
 	lastProbe time.Time
 }
 
@@ -36,7 +37,7 @@ func (p *prequalPicker) Update(now time.Time, set *Set) {
 }
 
 func (p *prequalPicker) Pick(now time.Time, _ Request) (*Endpoint, Class) {
-	p.lastProbe = now // the request is about to send some
+	p.lastPick = now
 	e, class, ok := p.pool.Select(now)
 	switch {
 	case !ok:
@@ -49,7 +50,11 @@ func (p *prequalPicker) Pick(now time.Time, _ Request) (*Endpoint, Class) {
 }
 
 func (p *prequalPicker) Due(dst []*Endpoint) []*Endpoint {
-	return p.sample(p.pool.ProbesDue(), dst)
+	n := p.pool.ProbesDue()
+	if n > 0 {
+		p.lastProbe = p.lastPick
+	}
+	return p.sample(n, dst)
 }
 
 // Idle probes as many as a request would, and at least as many as a choice needs.

@@ -1,0 +1,343 @@
+package balancer
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/load"
+	"github.com/headroom-mesh/headroom/policy"
+	"pgregory.net/rapid"
+)
+
+var start = time.Unix(1_000_000, 0)
+
+// balancerOf returns a balancer of one shard over n ready replicas, and these by index.
+func balancerOf(rule policy.Balancer, n int) (*Balancer, []*Endpoint) {
+	p := policy.Default()
+	p.Balancer = rule
+	fleet := NewFleet()
+	fleet.Update(start, replicas(n))
+	b := New(p, fleet, 1, 1)
+	b.Idle(start, 0, nil) // sees the fleet
+	return b, fleet.Set(start).Endpoints
+}
+
+func pick(t testing.TB, b *Balancer, now time.Time) Picked {
+	t.Helper()
+	picked, err := b.Pick(now, Request{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return picked
+}
+
+// hold puts requests in flight on a replica.
+func hold(e *Endpoint, n int) {
+	for range n {
+		e.counter.begin()
+	}
+}
+
+func indexOf(es []*Endpoint, e *Endpoint) int {
+	for i, o := range es {
+		if o == e {
+			return i
+		}
+	}
+	return -1
+}
+
+func TestEveryRuleUsesTheOnlyReplica(t *testing.T) {
+	for _, rule := range everyBalancer {
+		b, es := balancerOf(rule, 1)
+		for _, keyed := range []bool{false, true, true, true} {
+			if picked, err := b.Pick(start, Request{Key: 7, Keyed: keyed}); err != nil || picked.Endpoint != es[0] {
+				t.Errorf("%s: got %v, %v; want the only replica", rule, picked.Endpoint, err)
+			}
+		}
+	}
+}
+
+func TestRoundRobinTakesTurns(t *testing.T) {
+	p := policy.Default()
+	p.Balancer = policy.BalancerRoundRobin
+	fleet := NewFleet()
+	fleet.Update(start, replicas(7))
+	b := New(p, fleet, 3, 1)
+	es := fleet.Set(start).Endpoints
+	last := map[int]int{} // by shard
+	for range 1000 {
+		picked := pick(t, b, start)
+		i := indexOf(es, picked.Endpoint)
+		if before, ok := last[picked.Shard()]; ok && i != (before+1)%7 {
+			t.Fatalf("shard %d: picked %d after %d", picked.Shard(), i, before)
+		}
+		last[picked.Shard()] = i
+	}
+}
+
+func TestRandomIsUniform(t *testing.T) {
+	const n, picks = 20, 20_000
+	b, es := balancerOf(policy.BalancerRandom, n)
+	for range picks {
+		pick(t, b, start)
+	}
+	wantUniform(t, es, picks)
+}
+
+// wantUniform is the chi-square test: with 19 degrees of freedom, chance exceeds 43.8 once in a thousand times.
+func wantUniform(t *testing.T, es []*Endpoint, picks float64) {
+	t.Helper()
+	expected, chi2 := picks/float64(len(es)), 0.0
+	for _, e := range es {
+		chi2 += math.Pow(float64(e.Picks())-expected, 2) / expected
+	}
+	if len(es) != 20 || chi2 > 43.8 {
+		t.Errorf("χ² of %v picks over %d replicas: got %.1f; want at most 43.8", picks, len(es), chi2)
+	}
+}
+
+// Least loaded is the first with the lowest number in flight, counted from the one after the last pick.
+func TestLeastLoadedAgreesWithModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 12).Draw(t, "replicas")
+		b, es := balancerOf(policy.BalancerLeastLoaded, n)
+		first, _ := b.Pick(start, Request{})
+		inFlight := []Picked{first}
+		last := indexOf(es, first.Endpoint)
+		t.Repeat(map[string]func(*rapid.T){
+			"pick": func(t *rapid.T) {
+				want := (last + 1) % n
+				for i := range n {
+					if j := (last + 1 + i) % n; es[j].RIF() < es[want].RIF() {
+						want = j
+					}
+				}
+				picked, _ := b.Pick(start, Request{})
+				inFlight = append(inFlight, picked)
+				if last = indexOf(es, picked.Endpoint); last != want {
+					t.Fatalf("picked %d; want %d", last, want)
+				}
+			},
+			"done": func(t *rapid.T) {
+				if len(inFlight) > 0 {
+					i := rapid.IntRange(0, len(inFlight)-1).Draw(t, "which")
+					inFlight[i].Done(start, Succeeded)
+					inFlight = append(inFlight[:i], inFlight[i+1:]...)
+				}
+			},
+		})
+	})
+}
+
+// The two choices are never the same replica: of two replicas the less loaded one always wins.
+func TestP2CComparesTwo(t *testing.T) {
+	b, es := balancerOf(policy.BalancerP2C, 2)
+	hold(es[0], 3)
+	for range 3 {
+		if picked := pick(t, b, start); picked.Endpoint != es[1] {
+			t.Fatal("picked the replica with more requests in flight")
+		}
+	}
+	counts := map[*Endpoint]int{}
+	for range 200 { // now equal: chance decides
+		picked := pick(t, b, start)
+		counts[picked.Endpoint]++
+		picked.Done(start, Succeeded)
+	}
+	if counts[es[0]] < 70 || counts[es[1]] < 70 {
+		t.Errorf("of two equals: got %d and %d picks; want about 100 each", counts[es[0]], counts[es[1]])
+	}
+}
+
+func TestP2CChoosesPairsUniformly(t *testing.T) {
+	const n, picks = 20, 20_000
+	b, es := balancerOf(policy.BalancerP2C, n)
+	for range picks {
+		pick(t, b, start).Done(start, Succeeded)
+	}
+	wantUniform(t, es, picks)
+
+	hold(es[3], 1) // never the better one of two
+	before := es[3].Picks()
+	for range picks {
+		pick(t, b, start).Done(start, Succeeded)
+	}
+	if es[3].Picks() != before {
+		t.Error("picked the most loaded replica")
+	}
+}
+
+func known(rif int32, latency time.Duration) load.Report {
+	return load.Report{RIF: rif, Latency: latency, Known: true}
+}
+
+func TestPrequalGoesByProbes(t *testing.T) {
+	b, es := balancerOf(policy.BalancerPrequal, 100)
+	if picked := pick(t, b, start); picked.Class != Fallback {
+		t.Errorf("without probes: got class %v; want fallback", picked.Class)
+	}
+	b.Probed(start, 0, es[1], known(1, 50*time.Millisecond))
+	if picked := pick(t, b, start); picked.Class != Fallback {
+		t.Errorf("with one probe: got class %v; want fallback", picked.Class)
+	}
+	b.Probed(start, 0, es[2], known(1, 20*time.Millisecond))
+	b.Probed(start, 0, es[3], known(1, 30*time.Millisecond))
+	if picked := pick(t, b, start); picked.Endpoint != es[2] || picked.Class != Cold {
+		t.Errorf("got %v, class %v; want the fastest, cold", picked.Endpoint.ID, picked.Class)
+	}
+	// The request that it is about to get makes a replica hot.
+	for range 20 {
+		b.Probed(start, 0, es[1], known(0, 10*time.Millisecond))
+	}
+	b.Probed(start, 0, es[2], known(9, 20*time.Millisecond))
+	b.Probed(start, 0, es[1], known(5, 90*time.Millisecond))
+	b.Probed(start, 0, es[3], known(6, 10*time.Millisecond))
+	if picked := pick(t, b, start); picked.Endpoint != es[1] || picked.Class != Hot {
+		t.Errorf("got %v, class %v; want the one with the fewest in flight, hot", picked.Endpoint.ID, picked.Class)
+	}
+}
+
+func TestPrequalFallbackIsUniform(t *testing.T) {
+	const n, picks = 20, 20_000
+	b, es := balancerOf(policy.BalancerPrequal, n)
+	for range picks {
+		pick(t, b, start)
+	}
+	wantUniform(t, es, picks)
+}
+
+func TestPrequalUsesLoadReports(t *testing.T) {
+	b, es := balancerOf(policy.BalancerPrequal, 100)
+	b.Probed(start, 0, es[1], known(1, 10*time.Millisecond))
+	b.Probed(start, 0, es[2], known(1, 20*time.Millisecond))
+	b.Probed(start, 0, es[3], known(1, 30*time.Millisecond))
+	picked := Picked{Endpoint: es[1], shard: b.shards[0], balancer: b}
+	picked.Reported(start, known(1, 90*time.Millisecond))
+	if got := pick(t, b, start).Endpoint; got != es[2] {
+		t.Errorf("got %v; want the one that is the fastest by now", got.ID)
+	}
+}
+
+func TestPrequalForgets(t *testing.T) {
+	b, es := balancerOf(policy.BalancerPrequal, 100)
+	for i := range 4 {
+		b.Probed(start, 0, es[i], known(1, time.Duration(10+i)*time.Millisecond))
+	}
+	b.Forget(es[0])
+	Picked{Endpoint: es[1], shard: b.shards[0], balancer: b}.Done(start, Unconnected)
+	if got := pick(t, b, start).Endpoint; got != es[2] {
+		t.Errorf("got %v; want the fastest that is not forgotten", got.ID)
+	}
+}
+
+// An answer may come after its replica has left.
+func TestPrequalIgnoresStrangers(t *testing.T) {
+	b, es := balancerOf(policy.BalancerPrequal, 10)
+	gone := es[0]
+	b.fleet.Update(start, replicas(10)[1:])
+	pick(t, b, start) // sees the new fleet
+	b.Probed(start, 0, gone, known(0, time.Millisecond))
+	Picked{Endpoint: gone, shard: b.shards[0], balancer: b}.Reported(start, known(0, time.Millisecond))
+	if v := b.View(start); v.Pooled != 0 {
+		t.Errorf("got %d probes; want none of a replica that has left", v.Pooled)
+	}
+}
+
+// Probes go to replicas chosen uniformly at random without replacement.
+func TestPrequalProbeTargets(t *testing.T) {
+	const n, requests = 20, 20_000
+	b, es := balancerOf(policy.BalancerPrequal, n)
+	picked := pick(t, b, start)
+	counts := make([]*Endpoint, n) // counted in the picks of stand-ins
+	for i := range counts {
+		counts[i] = &Endpoint{counter: new(counter)}
+	}
+	for range requests {
+		targets := picked.Due(nil)
+		if len(targets) != 3 || targets[0] == targets[1] || targets[0] == targets[2] || targets[1] == targets[2] {
+			t.Fatalf("got targets %v; want 3 different ones", targets)
+		}
+		for _, e := range targets {
+			counts[indexOf(es, e)].counter.begin()
+		}
+	}
+	wantUniform(t, counts, 3*requests)
+}
+
+func TestPrequalProbesNoReplicaTwiceInASmallFleet(t *testing.T) {
+	b, es := balancerOf(policy.BalancerPrequal, 2)
+	if got := pick(t, b, start).Due(nil); len(got) != 2 || got[0] != es[0] || got[1] != es[1] {
+		t.Errorf("got %v; want both replicas, once each", got)
+	}
+}
+
+func TestPrequalIdleProbes(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		rate   float64
+		every  time.Duration // between requests
+		within time.Duration
+		idle   int // targets of idle probes
+	}{
+		{"no requests", 3, 0, 10 * time.Second, 20 * 3},
+		{"requests that send probes", 3, 100 * time.Millisecond, 10 * time.Second, 0},
+		{"requests that rarely do", 0.01, 100 * time.Millisecond, 10 * time.Second, 19 * 2}, // 1 of 100 does
+		{"requests that never do", 0, 100 * time.Millisecond, 10 * time.Second, 20 * 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := policy.Default()
+			p.Prequal.ProbesPerRequest = tt.rate
+			fleet := NewFleet()
+			fleet.Update(start, replicas(10))
+			b := New(p, fleet, 1, 1)
+			b.Idle(start, 0, nil)
+			idle := 0
+			for now := start.Add(50 * time.Millisecond); now.Before(start.Add(tt.within + 50*time.Millisecond)); now = now.Add(50 * time.Millisecond) {
+				if tt.every > 0 && now.Sub(start)%tt.every == 0 {
+					pick(t, b, now).Due(nil)
+				}
+				idle += len(b.Idle(now, 0, nil))
+			}
+			if idle != tt.idle {
+				t.Errorf("got %d idle probes in %v; want %d", idle, tt.within, tt.idle)
+			}
+		})
+	}
+}
+
+func TestIdleProbesAreOffWhereNobodyProbes(t *testing.T) {
+	b, _ := balancerOf(policy.BalancerRoundRobin, 3)
+	if got := b.Idle(start.Add(time.Hour), 0, nil); got != nil {
+		t.Errorf("round robin probes %v", got)
+	}
+	b, _ = balancerOf(policy.BalancerPrequal, 3)
+	b.fleet.Update(start, nil)
+	if got := b.Idle(start.Add(time.Hour), 0, nil); got != nil {
+		t.Errorf("an empty fleet is probed: %v", got)
+	}
+}
+
+func TestViewShowsTheFreshestProbes(t *testing.T) {
+	p := policy.Default()
+	fleet := NewFleet()
+	fleet.Update(start, replicas(100))
+	es := fleet.Set(start).Endpoints
+	b := New(p, fleet, 2, 1)
+	for shard := range 2 {
+		b.Idle(start, shard, nil) // sees the fleet
+	}
+	b.Probed(start, 0, es[1], known(1, 10*time.Millisecond))
+	b.Probed(start, 0, es[2], known(2, 20*time.Millisecond))
+	now := start.Add(5 * time.Millisecond)
+	b.Probed(now, 1, es[1], known(7, 30*time.Millisecond))
+	v := b.View(now.Add(time.Millisecond))
+	if v.Pooled != 3 || v.PoolCapacity != 32 || !v.HasThreshold || v.Threshold != 7 {
+		t.Errorf("got %+v; want 3 of 32 pooled, threshold 7", v)
+	}
+	want := PooledProbe{Report: known(7, 30*time.Millisecond), Age: time.Millisecond}
+	if got := v.FreshestProbes[es[1]]; len(v.FreshestProbes) != 2 || got != want {
+		t.Errorf("got %+v; want two replicas, one with %+v", v.FreshestProbes, want)
+	}
+}
