@@ -95,9 +95,10 @@ func newPicker(p policy.Policy, rng *rand.Rand) Picker {
 // The rule runs once a processor, each with a state of its own (a "shard"). That keeps processors out of each other's
 // way, and, for Prequal, keeps one busy agent from being one big client whose every request follows the same few probes.
 type Balancer struct {
-	Policy policy.Policy
-	fleet  *Fleet
-	shards []*shard
+	Policy   policy.Policy
+	fleet    *Fleet
+	shards   []*shard
+	inFlight []*inFlight
 
 	// mine remembers which shard a processor used last: sync.Pool keeps one item a processor at hand.
 	mine  sync.Pool
@@ -110,16 +111,16 @@ type shard struct {
 	picker Picker
 	set    *Set
 
-	inFlight atomic.Int64
+	inFlight *inFlight
 	_        [64]byte // shards must not share a cache line
 }
 
 // New returns a balancer over a fleet. Its rule starts with empty hands. The same seed gives the same choices.
 func New(p policy.Policy, fleet *Fleet, shards int, seed uint64) *Balancer {
-	b := &Balancer{Policy: p, fleet: fleet}
+	b := &Balancer{Policy: p, fleet: fleet, inFlight: fleet.inFlightParts(shards)}
 	for i := range shards {
 		rng := rand.New(rand.NewPCG(seed, uint64(i)))
-		b.shards = append(b.shards, &shard{picker: newPicker(p, rng)})
+		b.shards = append(b.shards, &shard{picker: newPicker(p, rng), inFlight: b.inFlight[i]})
 	}
 	b.mine.New = func() any { return b.shards[int(b.dealt.Add(1))%len(b.shards)] }
 	return b
@@ -144,7 +145,7 @@ func (b *Balancer) Pick(now time.Time, req Request) (Picked, error) {
 	}
 	s := b.mine.Get().(*shard)
 	if req.Keyed {
-		req.total = b.inFlight()
+		req.total = b.total()
 	}
 	s.mu.Lock()
 	if s.set != set {
@@ -166,10 +167,10 @@ func (s *shard) adopt(now time.Time, set *Set) {
 	}
 }
 
-func (b *Balancer) inFlight() int {
+func (b *Balancer) total() int {
 	total := int64(0)
-	for _, s := range b.shards {
-		total += s.inFlight.Load()
+	for _, part := range b.inFlight {
+		total += part.Load()
 	}
 	return int(total)
 }

@@ -22,7 +22,15 @@ type Fleet struct {
 	endpoints map[registry.EndpointID]*Endpoint
 	down      map[netip.AddrPort]bool // agents that don't answer, by address
 	counters  counters
+	inFlight  []*inFlight
 	version   uint64
+}
+
+// inFlight counts requests in flight to a service, in part: those of one shard of every balancer that the fleet has had,
+// as the requests of an earlier one still weigh on the replicas.
+type inFlight struct {
+	atomic.Int64
+	_ [64]byte // parts must not share a cache line
 }
 
 // Set is the replicas to choose from at one moment. It is immutable and shared.
@@ -65,6 +73,16 @@ func NewFleet() *Fleet {
 	f := &Fleet{endpoints: map[registry.EndpointID]*Endpoint{}, down: map[netip.AddrPort]bool{}}
 	f.current.Store(&Set{})
 	return f
+}
+
+// inFlightParts returns all parts, n at least.
+func (f *Fleet) inFlightParts(n int) []*inFlight {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for len(f.inFlight) < n {
+		f.inFlight = append(f.inFlight, new(inFlight))
+	}
+	return slices.Clone(f.inFlight)
 }
 
 // Set returns the replicas to choose from now.
@@ -169,7 +187,7 @@ func (f *Fleet) failed(now time.Time, e *Endpoint, unconnected bool) {
 }
 
 func (f *Fleet) avoidLocked(now time.Time, e *Endpoint, why Avoidance, lasts time.Duration) {
-	if f.endpoints[e.ID] != e {
+	if f.endpoints[e.ID] != e || now.Add(lasts).Before(e.avoidEnds) {
 		return
 	}
 	e.avoided, e.avoidEnds = why, now.Add(lasts)

@@ -30,7 +30,7 @@ func (h *ringHash) Pick(_ time.Time, req Request) (*Endpoint, Class) {
 	if !req.Keyed {
 		return h.set.Endpoints[h.rng.IntN(n)], Fallback
 	}
-	room := int(math.Ceil(h.factor * float64(req.total+1) / float64(n)))
+	room := int(math.Ceil(h.factor*float64(req.total+1)/float64(n) - rounding))
 	at := h.ring.find(req.Key)
 	home := h.ring.owner(at)
 	if home.RIF() < room {
@@ -42,9 +42,12 @@ func (h *ringHash) Pick(_ time.Time, req Request) (*Endpoint, Class) {
 			return e, Overflow
 		}
 	}
-	// All are full, which only happens while the fleet shrinks: the load was let in when there were more.
+	// All are full, which only happens while others pick at the same moment.
 	return home, Overflow
 }
+
+// rounding is more than what floating point adds to a bound that is a whole number.
+const rounding = 1e-9
 
 // pointsPerEndpoint is how often a replica stands on the ring. It is the same for every size of fleet, so that a change
 // of the fleet moves only what it must. 128 points keep the shares of replicas within some 10 % of one another.
