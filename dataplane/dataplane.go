@@ -99,20 +99,31 @@ func (d *Dataplane) Update(s *registry.Snapshot) { d.outbound.Update(time.Now(),
 // UpdateLocal replaces the replicas of this node. It must not be called concurrently.
 func (d *Dataplane) UpdateLocal(endpoints []registry.Endpoint) { d.inbound.Update(endpoints) }
 
-// Run serves callers on proxy and other agents on mesh until ctx ends. Then it takes no new requests, lets those in
-// flight finish, and returns.
+// Run serves callers on proxy and other agents on mesh until ctx ends or a part of it fails. Then it takes no new
+// requests, lets those in flight finish, and returns.
 func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener) error {
 	// Probes and peers are served until the last request is answered.
 	rest, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	ctx, fail := context.WithCancel(ctx)
+	defer fail()
 	var serving, background sync.WaitGroup
-	errs := make(chan error, 6)
+	errs := make(chan error, 7)
+	run := func(wg *sync.WaitGroup, part func() error) {
+		wg.Go(func() {
+			err := part()
+			if err != nil {
+				fail()
+			}
+			errs <- err
+		})
+	}
 	responder := probe.Responder{Lookup: d.inbound.Probe}
-	run := func(wg *sync.WaitGroup, f func() error) { wg.Go(func() { errs <- f() }) }
 
 	run(&background, func() error { return d.mux.Run(rest, mesh) })
 	run(&background, func() error { return d.probes.Run(rest) })
 	run(&background, func() error { return d.outbound.Run(rest) })
+	run(&background, func() error { return d.inbound.Run(rest) })
 	run(&background, func() error { return responder.Serve(rest, d.probing) })
 	run(&serving, func() error { return d.server(d.outbound.Handler(), 0).Run(ctx, proxy) })
 	// Other agents close idle connections first: a request must not meet a connection that is just being closed.
@@ -127,10 +138,6 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener) error {
 		all = errors.Join(all, err)
 	}
 	return all
-}
-
-func (d *Dataplane) answer(id registry.EndpointID) probe.Answer {
-	return d.inbound.Probe(time.Now(), id)
 }
 
 // Observe describes what this agent sees now of one service, or of all if service is empty.

@@ -14,7 +14,7 @@ type Reason string
 
 const (
 	None               Reason = ""
-	BadRequest         Reason = "bad_request"         // the request can't be parsed
+	BadRequest         Reason = "bad_request"         // the request can't be parsed; 400, or what else net/http finds fit
 	NotMesh            Reason = "not_mesh"            // the host is not SERVICE.mesh
 	UnknownService     Reason = "unknown_service"     // no such service was ever registered
 	NoEndpoints        Reason = "no_endpoints"        // the service has no replicas
@@ -24,7 +24,7 @@ const (
 	RetriesExhausted   Reason = "retries_exhausted"   // no replica could be connected to, and no retry is left
 	Reset              Reason = "upstream_reset"      // the connection broke before the answer was complete
 	Timeout            Reason = "timeout"             // the service's timeout ran out
-	UnsupportedRequest Reason = "unsupported_request" // CONNECT
+	UnsupportedRequest Reason = "unsupported_request" // CONNECT, HTTP/2
 	Canceled           Reason = "canceled"            // the caller went away; nobody sees the answer
 )
 
@@ -46,6 +46,16 @@ func (r Reason) Status() int {
 	default:
 		return http.StatusServiceUnavailable
 	}
+}
+
+// Known reports whether the reason is on the list.
+func (r Reason) Known() bool {
+	switch r {
+	case None, BadRequest, NotMesh, UnknownService, NoEndpoints, NoneReady, ConnectFailed, UnknownEndpoint,
+		RetriesExhausted, Reset, Timeout, UnsupportedRequest, Canceled:
+		return true
+	}
+	return false
 }
 
 // Unsent reports whether a peer's answer with this reason means that no replica has seen the request.

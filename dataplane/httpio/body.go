@@ -1,10 +1,14 @@
 package httpio
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"io"
+	"net"
+	"net/http"
 	"sync"
+	"time"
 )
 
 // BodyEnd says how the body of a response ended.
@@ -13,17 +17,19 @@ type BodyEnd int
 const (
 	BodyComplete BodyEnd = iota
 	BodyBroken           // the other end failed
-	BodyAborted          // the reader lost interest, or its context ended
+	BodyLate             // its time ran out
+	BodyAborted          // the reader lost interest, or went away
 )
 
-// TrackBody returns a body that reads from body and calls ended exactly once, at its end or when it is closed. The body
-// of an upgraded connection (101) keeps its Write method.
-func TrackBody(ctx context.Context, body io.ReadCloser, ended func(BodyEnd)) io.ReadCloser {
-	t := &trackedBody{ReadCloser: body, ctx: ctx, ended: ended}
-	if rw, ok := body.(io.ReadWriteCloser); ok {
-		return &trackedUpgrade{trackedBody: t, w: rw}
+// TrackBody lets ended be called exactly once, when the body of resp has been read to its end or is closed. An upgraded
+// connection (101) only ends when it is closed.
+func TrackBody(ctx context.Context, resp *http.Response, ended func(BodyEnd)) {
+	t := trackedBody{ReadCloser: resp.Body, ctx: ctx, ended: ended}
+	if rw, ok := resp.Body.(io.ReadWriteCloser); ok {
+		resp.Body = &trackedUpgrade{ReadWriteCloser: rw, track: &t}
+	} else {
+		resp.Body = &t
 	}
-	return t
 }
 
 type trackedBody struct {
@@ -41,6 +47,8 @@ func (t *trackedBody) Read(p []byte) (int, error) {
 		t.end(BodyComplete)
 	case errors.Is(t.ctx.Err(), context.Canceled):
 		t.end(BodyAborted)
+	case t.ctx.Err() != nil:
+		t.end(BodyLate)
 	default:
 		t.end(BodyBroken)
 	}
@@ -49,21 +57,124 @@ func (t *trackedBody) Read(p []byte) (int, error) {
 
 func (t *trackedBody) Close() error {
 	err := t.ReadCloser.Close()
-	t.end(BodyAborted)
+	if errors.Is(t.ctx.Err(), context.DeadlineExceeded) {
+		t.end(BodyLate)
+	} else {
+		t.end(BodyAborted)
+	}
 	return err
 }
 
+// end returns once ended has been called, be it by somebody else.
 func (t *trackedBody) end(how BodyEnd) { t.once.Do(func() { t.ended(how) }) }
 
-// trackedUpgrade is an upgraded connection: closing it is how it ends.
+// trackedUpgrade is an upgraded connection. Either side may be done with sending long before the other is.
 type trackedUpgrade struct {
-	*trackedBody
-	w io.Writer
+	io.ReadWriteCloser
+	track *trackedBody
 }
 
-func (t *trackedUpgrade) Write(p []byte) (int, error) { return t.w.Write(p) }
+func (t *trackedUpgrade) CloseWrite() error { return closeWrite(t.ReadWriteCloser) }
 
 func (t *trackedUpgrade) Close() error {
-	t.end(BodyComplete)
-	return t.trackedBody.Close()
+	err := t.ReadWriteCloser.Close()
+	t.track.end(BodyComplete)
+	return err
+}
+
+// closeWrite ends the direction to the other end of a connection, where that is possible without ending the other one.
+func closeWrite(c any) error {
+	if c, ok := c.(interface{ CloseWrite() error }); ok {
+		return c.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// upgradedConn is a caller's connection after an upgrade.
+type upgradedConn struct {
+	net.Conn
+	early *bufio.Reader // what the caller sent before it knew of the upgrade
+}
+
+func (c *upgradedConn) Read(p []byte) (int, error) {
+	if n := c.early.Buffered(); n > 0 {
+		return c.early.Read(p[:min(n, len(p))])
+	}
+	return c.Conn.Read(p)
+}
+
+func (c *upgradedConn) CloseWrite() error { return closeWrite(c.Conn) }
+
+// requestBody is the body of a caller's request. A transport waits for a read of it to return before it reports a failure;
+// so that it needs not wait for the caller, reads can be interrupted.
+type requestBody struct {
+	io.ReadCloser
+	trailer http.Header // of the request
+	control *http.ResponseController
+
+	reads sync.Mutex // held during a read
+
+	mu sync.Mutex
+	// mu guards the fields below.
+
+	started, reading, ended, interrupted bool
+}
+
+var errInterrupted = errors.New("the rest of the request is not wanted any more")
+
+func (b *requestBody) Read(p []byte) (int, error) {
+	b.reads.Lock()
+	defer b.reads.Unlock()
+	if !b.begin() {
+		return 0, errInterrupted
+	}
+	n, err := b.ReadCloser.Read(p)
+	return n, b.done(err)
+}
+
+func (b *requestBody) begin() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.started = true
+	b.reading = !b.interrupted
+	return b.reading
+}
+
+func (b *requestBody) done(err error) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.reading = false
+	switch {
+	case b.interrupted:
+		return errInterrupted
+	case err == nil:
+		return nil
+	case err != io.EOF:
+		return callerFault(err)
+	}
+	b.ended = true
+	StripHeaders(b.trailer)
+	return io.EOF
+}
+
+// midway reports whether part of the body may have been read, but not all of it.
+func (b *requestBody) midway() bool {
+	if b == nil {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.started && !b.ended
+}
+
+// interrupt makes reads fail, the pending one too, and waits for that.
+func (b *requestBody) interrupt() {
+	b.mu.Lock()
+	b.interrupted = true
+	if b.reading {
+		b.control.SetReadDeadline(time.Unix(1, 0))
+	}
+	b.mu.Unlock()
+	b.reads.Lock()
+	defer b.reads.Unlock()
 }

@@ -4,9 +4,9 @@ package httpio
 import (
 	"context"
 	"errors"
-	"log/slog"
+	"io"
+	"net"
 	"net/http"
-	"net/http/httputil"
 	"strings"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
@@ -34,31 +34,6 @@ type RoundTripper func(*http.Request) (*http.Response, error)
 // RoundTrip calls f.
 func (f RoundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// NewProxy returns a handler that answers each request by what rt makes of it. It streams both ways, passes trailers,
-// informational responses and upgrades, and turns errors into faults.
-func NewProxy(rt RoundTripper, log *slog.Logger) *httputil.ReverseProxy {
-	return &httputil.ReverseProxy{
-		Rewrite:       passThrough,
-		Transport:     rt,
-		FlushInterval: -1,
-		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			FaultOf(r.Context(), err).Write(w)
-		},
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}
-}
-
-// passThrough restores what ReverseProxy takes away on the assumption that it faces the open internet. Here callers and
-// replicas must see each other as if no proxy were between them.
-func passThrough(pr *httputil.ProxyRequest) {
-	pr.Out.URL.RawQuery = pr.In.URL.RawQuery
-	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
-		if v, ok := pr.In.Header[name]; ok {
-			pr.Out.Header[name] = v
-		}
-	}
-}
-
 // FaultOf returns the fault that an error of a round trip amounts to.
 func FaultOf(ctx context.Context, err error) *fault.Error {
 	if f, ok := errors.AsType[*fault.Error](err); ok {
@@ -72,6 +47,16 @@ func FaultOf(ctx context.Context, err error) *fault.Error {
 	default:
 		return fault.New(fault.Reset, "the connection to the replica broke: %v", err)
 	}
+}
+
+// callerFault returns the fault that an error of reading the caller's body amounts to. It keeps the caller's failures
+// from being laid at the replica's door.
+func callerFault(err error) error {
+	_, network := errors.AsType[net.Error](err)
+	if network || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, http.ErrBodyReadAfterClose) {
+		return fault.New(fault.Canceled, "the caller broke off its request: %v", err)
+	}
+	return fault.New(fault.BadRequest, "the body of the request is malformed: %v", err)
 }
 
 // Unconnected is a failure to connect: the other end has not seen the request.

@@ -4,12 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
@@ -28,60 +27,68 @@ type Server struct {
 // headerTimeout bounds the time that a caller takes to send a request's header.
 const headerTimeout = 30 * time.Second
 
-// Run serves the connections of l until ctx ends, then takes no new ones, waits for the requests in flight and returns. It is an
-// error if some had to be cut off.
+// Run serves the connections of l until ctx ends, then takes no new ones, waits for the requests in flight and returns.
+// It is an error if some had to be cut off.
 func (s Server) Run(ctx context.Context, l net.Listener) error {
-	var flying sync.WaitGroup
 	// Requests live on when ctx ends; they are cut off by the end of this context, upgraded connections too.
 	base, cutOff := context.WithCancel(context.WithoutCancel(ctx))
 	defer cutOff()
+	var open connections
+	server := s.server(base, &open)
+	var background sync.WaitGroup
+	defer background.Wait()
+
+	served := make(chan error, 1)
+	background.Go(func() { served <- server.Serve(&listener{l, &open}) })
+	var failed error
+	select {
+	case <-ctx.Done():
+	case failed = <-served:
+		served <- nil
+	}
+
+	limit, cancel := context.WithTimeout(base, orDefault(s.DrainTimeout, 30*time.Second))
+	defer cancel()
+	landed := make(chan struct{})
+	background.Go(func() {
+		server.Shutdown(limit)
+		open.all.Wait()
+		close(landed)
+	})
+	background.Go(func() {
+		<-served
+		open.closeUnused()
+	})
+	select {
+	case <-landed:
+		return failed
+	case <-limit.Done():
+		cutOff()
+		server.Close()
+		return errors.Join(failed, errors.New("requests still in flight at the end of the drain time were cut off"))
+	}
+}
+
+func (s Server) server(base context.Context, open *connections) *http.Server {
 	log := s.Log
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	server := &http.Server{
-		// The wait group counts upgraded connections too, which Shutdown does not wait for.
+	return &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			flying.Add(1)
-			defer flying.Done()
+			c := r.Context().Value(connKey{}).(*conn)
+			defer c.handled()
+			c.busy.Store(true)
 			s.Handler.ServeHTTP(w, r)
 		}),
-		BaseContext:       func(net.Listener) context.Context { return base },
-		ReadHeaderTimeout: headerTimeout,
-		IdleTimeout:       orDefault(s.IdleTimeout, 2*time.Minute),
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		BaseContext:                  func(net.Listener) context.Context { return base },
+		ConnContext:                  func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		ConnState:                    func(c net.Conn, state http.ConnState) { c.(*conn).become(state) },
+		DisableGeneralOptionsHandler: true, // replicas answer OPTIONS *
+		ReadHeaderTimeout:            headerTimeout,
+		IdleTimeout:                  orDefault(s.IdleTimeout, 2*time.Minute),
+		ErrorLog:                     slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
-	var serving sync.WaitGroup
-	var failed error
-	done := make(chan struct{})
-	serving.Go(func() {
-		defer close(done)
-		if err := server.Serve(listener{l}); !errors.Is(err, http.ErrServerClosed) {
-			failed = err
-		}
-	})
-	select {
-	case <-ctx.Done():
-	case <-done:
-	}
-	limit, cancel := context.WithTimeout(base, orDefault(s.DrainTimeout, 30*time.Second))
-	defer cancel()
-	landed := make(chan struct{})
-	serving.Go(func() {
-		server.Shutdown(limit)
-		flying.Wait()
-		close(landed)
-	})
-	var err error
-	select {
-	case <-landed:
-	case <-limit.Done():
-		err = errors.New("requests still in flight at the end of the drain time were cut off")
-		cutOff()
-		server.Close()
-	}
-	serving.Wait()
-	return errors.Join(failed, err)
 }
 
 func orDefault(d, fallback time.Duration) time.Duration {
@@ -91,35 +98,110 @@ func orDefault(d, fallback time.Duration) time.Duration {
 	return d
 }
 
-// listener makes its connections give the reason for refusing what is not HTTP.
-type listener struct{ net.Listener }
+// connections are those that a Server has to end before it can return, upgraded ones too, which http.Server forgets.
+type connections struct {
+	all sync.WaitGroup
 
-func (l listener) Accept() (net.Conn, error) {
+	mu sync.Mutex
+	// mu guards the fields below.
+
+	unused map[*conn]bool // those on which no request has come yet
+}
+
+func (cs *connections) add(c *conn) {
+	cs.all.Add(1)
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.unused == nil {
+		cs.unused = map[*conn]bool{}
+	}
+	cs.unused[c] = true
+}
+
+func (cs *connections) used(c *conn) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	delete(cs.unused, c)
+}
+
+func (cs *connections) remove(c *conn) {
+	cs.used(c)
+	cs.all.Done()
+}
+
+// closeUnused closes the connections that http.Server.Shutdown would give five seconds to send a first request.
+func (cs *connections) closeUnused() {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for c := range cs.unused {
+		c.Close()
+	}
+}
+
+type listener struct {
+	net.Listener
+	open *connections
+}
+
+func (l *listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return refusingConn{c}, nil
+	return &conn{Conn: c, open: l.open}, nil
 }
 
-// refusingConn adds the reason to the answers that net/http itself gives to a malformed request, before any handler sees
-// it. Those are written in one piece and begin like no other answer.
-type refusingConn struct{ net.Conn }
+type connKey struct{}
 
-const (
-	refusal    = "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
-	reasonLine = fault.Header + ": " + string(fault.BadRequest) + "\r\n"
-)
+// conn is a caller's connection.
+type conn struct {
+	net.Conn
+	open     *connections
+	busy     atomic.Bool // since a handler took a request, until the answer is complete
+	upgraded bool        // owned by the handler
+}
 
-func (c refusingConn) Write(p []byte) (int, error) {
-	detail, ok := bytes.CutPrefix(p, []byte(refusal))
-	if !ok {
+func (c *conn) become(state http.ConnState) {
+	switch state {
+	case http.StateNew:
+		c.open.add(c)
+	case http.StateActive:
+		c.open.used(c)
+	case http.StateIdle:
+		c.busy.Store(false)
+	case http.StateHijacked:
+		c.upgraded = true
+	case http.StateClosed:
+		c.open.remove(c)
+	}
+}
+
+// handled is called when a handler has returned.
+func (c *conn) handled() {
+	if c.upgraded {
+		c.open.remove(c)
+	}
+}
+
+// Write adds the reason to the answers that net/http itself gives to a malformed request, before any handler sees it. It
+// writes them in one piece.
+func (c *conn) Write(p []byte) (int, error) {
+	if c.busy.Load() {
 		return c.Conn.Write(p)
 	}
-	head := strings.TrimSuffix(refusal, "\r\n")
-	answer := fmt.Appendf(nil, "%s%s\r\nheadroom: %s\n", head, reasonLine, detail)
-	if _, err := c.Conn.Write(answer); err != nil {
+	head, text, whole := bytes.Cut(p, []byte("\r\n\r\n"))
+	if !whole {
+		return c.Conn.Write(p)
+	}
+	answer := string(head) + "\r\n" + fault.Header + ": " + string(fault.BadRequest) + "\r\n\r\n"
+	if len(text) > 0 {
+		answer += "headroom: the request is malformed: " + string(text) + "\n"
+	}
+	if _, err := c.Conn.Write([]byte(answer)); err != nil {
 		return 0, err
 	}
 	return len(p), nil
 }
+
+// CloseWrite lets net/http, and upgrades, end the direction to the caller.
+func (c *conn) CloseWrite() error { return closeWrite(c.Conn) }

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
@@ -16,13 +15,20 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// connectTimeout bounds the connection to a replica. It is on this node: one that does not accept at once is stuck.
-const connectTimeout = time.Second
+const (
+	// connectTimeout bounds the connection to a replica. It is on this node: one that does not accept at once is stuck.
+	connectTimeout = time.Second
+	// idleTimeout is how long a connection to a replica stays open without a request. It is shorter than what servers
+	// allow, some only two seconds: a request must not meet a connection that the replica is just closing.
+	idleTimeout = 1500 * time.Millisecond
+	// continueTimeout is how long a caller that asked for 100 Continue is let wait for a replica that has never heard of it.
+	continueTimeout = time.Second
+)
 
 // engine is the part of Inbound that stands on net/http.
 type engine struct {
 	transport *http.Transport
-	proxy     *httputil.ReverseProxy
+	proxy     *httpio.Proxy
 }
 
 // Config configures an Inbound.
@@ -39,7 +45,7 @@ func New(cfg Config) *Inbound {
 	in := &Inbound{metrics: newMetrics(cfg.Metrics)}
 	in.replicas.Store(&map[registry.EndpointID]*Replica{})
 	in.engine = &engine{transport: newTransport()}
-	in.engine.proxy = httpio.NewProxy(httpio.RoundTripper(in.serveRemote), cfg.Log)
+	in.engine.proxy = httpio.NewProxy(in.serveRemote, cfg.Log)
 	return in
 }
 
@@ -53,14 +59,26 @@ func newTransport() *http.Transport {
 			}
 			return c, nil
 		},
-		MaxIdleConnsPerHost: 1024,
-		IdleConnTimeout:     30 * time.Second,
-		DisableCompression:  true, // bytes pass as they are
+		MaxIdleConnsPerHost:   1024,
+		IdleConnTimeout:       idleTimeout,
+		ExpectContinueTimeout: continueTimeout,
+		DisableCompression:    true, // bytes pass as they are
 	}
+}
+
+// Run keeps connections to replicas open for further requests, until ctx ends.
+func (in *Inbound) Run(ctx context.Context) error {
+	<-ctx.Done()
+	in.engine.transport.CloseIdleConnections()
+	return nil
 }
 
 // ServeHTTP takes a request from another agent and delivers it to the replica that the agent picked.
 func (in *Inbound) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodConnect {
+		fault.New(fault.UnsupportedRequest, "CONNECT is not supported").Write(w)
+		return
+	}
 	in.engine.proxy.ServeHTTP(w, r)
 }
 
@@ -75,66 +93,82 @@ func (in *Inbound) serveRemote(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// Deliver sends a request to a replica of this node and counts it for as long as it is in flight, which is until the
-// response's body has been read or closed. The report is the replica's load without this request. The error is a
-// *fault.Error.
+// Deliver sends a request, which it may change, to a replica of this node and counts it for as long as it is in flight,
+// which is until the response's body has been read or closed. The report is the replica's load without this request. The
+// error is a *fault.Error.
 func (in *Inbound) Deliver(r *http.Request, id registry.EndpointID) (*http.Response, load.Report, error) {
 	replica := in.Replica(id)
 	if replica == nil {
 		return nil, load.Report{}, fault.New(fault.UnknownEndpoint, "there is no replica %q on this node", id)
 	}
-	flight := in.begin(replica)
-	resp, err := in.engine.transport.RoundTrip(in.localRequest(r, replica))
+	flight := begin(replica)
+	resp, err := in.send(r, replica)
 	if err != nil {
-		if errors.Is(r.Context().Err(), context.Canceled) {
-			flight.end(load.Canceled)
-		} else {
-			flight.end(load.Failed)
-		}
-		return nil, load.Report{}, deliveryFault(r.Context(), id, err)
+		f := deliveryFault(r.Context(), id, err)
+		flight.end(outcomeOf(f.Reason))
+		return nil, load.Report{}, f
 	}
-	httpio.StripHeaders(resp.Header)
 	report := replica.Load.ReportLeaving(time.Now())
 	flight.failed = resp.StatusCode >= http.StatusInternalServerError
-	resp.Body = httpio.TrackBody(r.Context(), resp.Body, flight.finished)
+	httpio.TrackBody(r.Context(), resp, func(end httpio.BodyEnd) {
+		httpio.StripHeaders(resp.Trailer)
+		flight.finished(end)
+	})
 	return resp, report, nil
 }
 
-// localRequest turns the caller's request into the one that the replica sees.
-func (in *Inbound) localRequest(r *http.Request, replica *Replica) *http.Request {
-	out := r.Clone(r.Context())
-	out.URL.Scheme = "http"
-	out.URL.Host = replica.Endpoint.Address.String()
-	out.RequestURI = ""
-	httpio.StripHeaders(out.Header)
-	return out
+// send turns the caller's request into the one that the replica sees, and returns what the replica says.
+func (in *Inbound) send(r *http.Request, replica *Replica) (*http.Response, error) {
+	httpio.StripHeaders(r.Header)
+	r.URL.Scheme, r.URL.Host = "http", replica.Endpoint.Address.String()
+	r.RequestURI = ""
+	resp, err := in.engine.transport.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	if f := httpio.CheckResponse(r, resp); f != nil {
+		resp.Body.Close()
+		return nil, f
+	}
+	httpio.StripHeaders(resp.Header)
+	httpio.StripHeaders(resp.Trailer)
+	return resp, nil
 }
 
 func deliveryFault(ctx context.Context, id registry.EndpointID, err error) *fault.Error {
-	if no, ok := errors.AsType[*httpio.Unconnected](err); ok {
+	if no, ok := errors.AsType[*httpio.Unconnected](err); ok && ctx.Err() == nil {
 		return fault.New(fault.ConnectFailed, "no connection to %s: %v", id, no.Err)
 	}
 	return httpio.FaultOf(ctx, err)
 }
 
+// outcomeOf says what a fault means for the replica: that a caller gave up, for want of time or otherwise, or can't form
+// a request, is not held against it.
+func outcomeOf(r fault.Reason) load.Outcome {
+	switch r {
+	case fault.Canceled, fault.Timeout, fault.BadRequest:
+		return load.Canceled
+	}
+	return load.Failed
+}
+
 // flight is one request in flight at a replica.
 type flight struct {
-	in      *Inbound
 	replica *Replica
 	token   load.Token
 	start   time.Time
 	failed  bool // by its status
 }
 
-func (in *Inbound) begin(r *Replica) *flight {
+func begin(r *Replica) *flight {
 	now := time.Now()
-	return &flight{in: in, replica: r, token: r.Load.Begin(now), start: now}
+	return &flight{replica: r, token: r.Load.Begin(now), start: now}
 }
 
 // finished is called when the body has ended, in whichever way.
 func (f *flight) finished(end httpio.BodyEnd) {
 	switch {
-	case end == httpio.BodyAborted:
+	case end == httpio.BodyAborted || end == httpio.BodyLate:
 		f.end(load.Canceled)
 	case end == httpio.BodyBroken || f.failed:
 		f.end(load.Failed)
@@ -146,5 +180,5 @@ func (f *flight) finished(end httpio.BodyEnd) {
 func (f *flight) end(outcome load.Outcome) {
 	now := time.Now()
 	f.replica.Load.End(now, f.token, outcome)
-	f.in.metrics.finished(f.replica.Endpoint.Service, outcome, now.Sub(f.start))
+	f.replica.metrics.finished(outcome, now.Sub(f.start))
 }

@@ -21,6 +21,8 @@ type Inbound struct {
 type Replica struct {
 	Endpoint registry.Endpoint // as last registered
 	Load     *load.Tracker
+
+	metrics *serviceMetrics
 }
 
 // Update replaces the replicas of this node. One that was there before keeps its load. It must not be called
@@ -28,17 +30,19 @@ type Replica struct {
 func (in *Inbound) Update(endpoints []registry.Endpoint) {
 	before := *in.replicas.Load()
 	after := make(map[registry.EndpointID]*Replica, len(endpoints))
+	services := map[registry.ServiceName]bool{}
 	for _, e := range endpoints {
-		r := &Replica{Endpoint: e}
+		r := &Replica{Endpoint: e, metrics: in.metrics.service(e.Service)}
 		if old := before[e.ID()]; old != nil {
 			r.Load = old.Load
 		} else {
 			r.Load = new(load.Tracker)
 		}
 		after[e.ID()] = r
+		services[e.Service] = true
 	}
 	in.replicas.Store(&after)
-	in.metrics.forget(before, after)
+	in.metrics.keep(services)
 }
 
 // Replica returns a replica of this node, nil if there is none of that name.

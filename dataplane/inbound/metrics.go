@@ -1,7 +1,6 @@
 package inbound
 
 import (
-	"sync"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/load"
@@ -12,7 +11,7 @@ import (
 type metrics struct {
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
-	services sync.Map // registry.ServiceName -> *serviceMetrics
+	services map[registry.ServiceName]*serviceMetrics // owned by Inbound.Update
 }
 
 // serviceMetrics are the children of one service, looked up once.
@@ -23,6 +22,7 @@ type serviceMetrics struct {
 
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
+		services: map[registry.ServiceName]*serviceMetrics{},
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "headroom_inbound_requests_total",
 			Help: "Requests delivered to replicas on this node, by outcome: ok, failed or canceled.",
@@ -39,35 +39,31 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
-func (m *metrics) finished(service registry.ServiceName, outcome load.Outcome, took time.Duration) {
-	s := m.service(service)
-	s.requests[outcome].Inc()
-	s.duration.Observe(took.Seconds())
-}
-
+// service returns the series of a service. Requests may still be counted there after keep has dropped it; nobody sees them.
 func (m *metrics) service(name registry.ServiceName) *serviceMetrics {
-	if s, ok := m.services.Load(name); ok {
-		return s.(*serviceMetrics)
+	if s := m.services[name]; s != nil {
+		return s
 	}
 	s := &serviceMetrics{duration: m.duration.WithLabelValues(string(name))}
 	for outcome, label := range [...]string{"ok", "failed", "canceled"} {
 		s.requests[outcome] = m.requests.WithLabelValues(string(name), label)
 	}
-	m.services.Store(name, s)
+	m.services[name] = s
 	return s
 }
 
-// forget drops the series of services that have left this node: idle series are how proxies run out of memory.
-func (m *metrics) forget(before, after map[registry.EndpointID]*Replica) {
-	remain := map[registry.ServiceName]bool{}
-	for _, r := range after {
-		remain[r.Endpoint.Service] = true
-	}
-	for _, r := range before {
-		if name := r.Endpoint.Service; !remain[name] {
-			m.services.Delete(name)
+// keep drops the series of all other services: idle series are how proxies run out of memory.
+func (m *metrics) keep(services map[registry.ServiceName]bool) {
+	for name := range m.services {
+		if !services[name] {
+			delete(m.services, name)
 			m.requests.DeletePartialMatch(prometheus.Labels{"service": string(name)})
 			m.duration.DeletePartialMatch(prometheus.Labels{"service": string(name)})
 		}
 	}
+}
+
+func (s *serviceMetrics) finished(outcome load.Outcome, took time.Duration) {
+	s.requests[outcome].Inc()
+	s.duration.Observe(took.Seconds())
 }

@@ -6,6 +6,7 @@ import (
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
+	"github.com/headroom-mesh/headroom/dataplane/fault"
 	"github.com/headroom-mesh/headroom/registry"
 	"google.golang.org/protobuf/types/known/durationpb"
 )
@@ -14,7 +15,7 @@ import (
 func (o *Outbound) account(r *http.Request, x *exchange) {
 	took := time.Since(x.start)
 	if x.service != nil {
-		if x.status >= http.StatusInternalServerError {
+		if x.failed() {
 			x.service.errors.Add(1)
 		}
 		x.service.metrics.finished(x.status, x.reason, took)
@@ -25,6 +26,11 @@ func (o *Outbound) account(r *http.Request, x *exchange) {
 		o.cfg.AccessLog.Info("request", "method", r.Method, "host", r.Host, "path", r.URL.Path, "endpoint", string(x.endpoint),
 			"status", x.status, "reason", string(x.reason), "tries", x.tries, "took", took)
 	}
+}
+
+// failed reports whether the caller got no good answer, or only a part of one.
+func (x *exchange) failed() bool {
+	return x.status >= http.StatusInternalServerError || x.reason == fault.Reset || x.reason == fault.Timeout
 }
 
 // Observe describes services as the balancer sees them: one, or all if service is empty.

@@ -6,8 +6,8 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/http/httputil"
 	"net/netip"
+	"net/url"
 	"strings"
 	"time"
 
@@ -19,14 +19,20 @@ import (
 	"github.com/headroom-mesh/headroom/registry"
 )
 
-// maxTries bounds the tries of one request; the retry budget bounds those of all (SRE book, ch. 21: three attempts).
-const maxTries = 3
+const (
+	// maxTries bounds the tries of one request; the retry budget bounds those of all (SRE book, ch. 21: three attempts).
+	maxTries = 3
+	// continueTimeout is how long a caller that asked for 100 Continue is let wait for a replica that has never heard of it.
+	continueTimeout = time.Second
+	// lateWrite is how long a caller may take, once its time is out, to read what it is told of that.
+	lateWrite = time.Second
+)
 
 // engine is the part of Outbound that stands on net/http.
 type engine struct {
 	outbound  *Outbound
 	transport *http.Transport // to other agents
-	proxy     *httputil.ReverseProxy
+	proxy     *httpio.Proxy
 }
 
 func newEngine(o *Outbound) *engine {
@@ -43,9 +49,10 @@ func newEngine(o *Outbound) *engine {
 			}
 			return c, nil
 		},
-		MaxIdleConnsPerHost: 1024,
-		IdleConnTimeout:     90 * time.Second,
-		DisableCompression:  true,
+		MaxIdleConnsPerHost:   1024,
+		IdleConnTimeout:       90 * time.Second,
+		ExpectContinueTimeout: continueTimeout,
+		DisableCompression:    true,
 	}
 	en.proxy = httpio.NewProxy(en.roundTrip, o.cfg.Log)
 	return en
@@ -80,6 +87,7 @@ func (en *engine) serve(w http.ResponseWriter, r *http.Request) {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
+		http.NewResponseController(w).SetWriteDeadline(x.start.Add(limit + lateWrite))
 	}
 	httpio.StripHeaders(r.Header)
 	en.proxy.ServeHTTP(w, r.WithContext(ctx))
@@ -90,6 +98,12 @@ func (en *engine) route(r *http.Request) (*service, *fault.Error) {
 	if r.Method == http.MethodConnect {
 		return nil, fault.New(fault.UnsupportedRequest, "CONNECT is not supported; send plain HTTP requests for SERVICE.%s", Domain)
 	}
+	if r.ProtoMajor != 1 {
+		return nil, fault.New(fault.UnsupportedRequest, "%s is not supported; use HTTP/1.1", r.Proto)
+	}
+	if !printable(r.Header.Get("Upgrade")) {
+		return nil, fault.New(fault.BadRequest, "the Upgrade header is not plain ASCII: %q", r.Header.Get("Upgrade"))
+	}
 	name, ok := serviceOf(r.Host)
 	if !ok {
 		return nil, fault.New(fault.NotMesh, "host %q is not SERVICE.%s", r.Host, Domain)
@@ -99,6 +113,10 @@ func (en *engine) route(r *http.Request) (*service, *fault.Error) {
 		return nil, fault.New(fault.UnknownService, "no service %q is registered; `meshctl services` lists those that are", name)
 	}
 	return s, nil
+}
+
+func printable(s string) bool {
+	return !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' })
 }
 
 // serviceOf returns the service that a Host header names.
@@ -135,7 +153,7 @@ func (en *engine) roundTrip(r *http.Request) (*http.Response, error) {
 		}
 		var again bool
 		if body, again = replay.next(); !again || x.tries == maxTries || !x.service.retry() {
-			return x.fail(fault.New(fault.RetriesExhausted, "no connection after %d tries: %s", x.tries, failure.Detail))
+			return x.fail(fault.New(fault.RetriesExhausted, "no connection, and no retry left after try %d: %s", x.tries, failure.Detail))
 		}
 	}
 }
@@ -219,9 +237,8 @@ func keyOf(r *http.Request, p policy.Policy) balancer.Request {
 
 // try sends the request to one replica.
 func (en *engine) try(r *http.Request, body io.ReadCloser, picked balancer.Picked) (*http.Response, *fault.Error) {
-	out := r.Clone(r.Context())
-	out.Body = body
-	resp, report, failure := en.send(out, picked)
+	x := r.Context().Value(exchangeKey{}).(*exchange)
+	resp, report, failure := en.send(x.attempt(r, body), picked)
 	now := time.Now()
 	if failure != nil {
 		picked.Done(now, outcomeOf(failure.Reason))
@@ -230,9 +247,20 @@ func (en *engine) try(r *http.Request, body io.ReadCloser, picked balancer.Picke
 	if report != nil {
 		picked.Reported(now, *report)
 	}
-	x := r.Context().Value(exchangeKey{}).(*exchange)
-	resp.Body = httpio.TrackBody(r.Context(), resp.Body, func(end httpio.BodyEnd) { x.bodyEnded(picked, end) })
+	httpio.TrackBody(r.Context(), resp, func(end httpio.BodyEnd) { x.bodyEnded(picked, end) })
 	return resp, nil
+}
+
+// attempt returns the request that a try may change.
+func (x *exchange) attempt(r *http.Request, body io.ReadCloser) *http.Request {
+	out := r.WithContext(r.Context()) // a shallow copy
+	out.URL = new(url.URL)
+	*out.URL = *r.URL
+	out.Body = body
+	if x.tries > 1 {
+		out.Header = r.Header.Clone() // the try before may still be reading the other
+	}
+	return out
 }
 
 // bodyEnded accounts for the end of the response.
@@ -241,6 +269,8 @@ func (x *exchange) bodyEnded(picked balancer.Picked, end httpio.BodyEnd) {
 	switch {
 	case end == httpio.BodyAborted:
 		outcome, x.reason = balancer.Abandoned, fault.Canceled
+	case end == httpio.BodyLate:
+		outcome, x.reason = balancer.Failed, fault.Timeout
 	case end == httpio.BodyBroken:
 		outcome, x.reason = balancer.Failed, fault.Reset
 	case x.status >= http.StatusInternalServerError:
@@ -251,7 +281,7 @@ func (x *exchange) bodyEnded(picked balancer.Picked, end httpio.BodyEnd) {
 
 func outcomeOf(r fault.Reason) balancer.Outcome {
 	switch {
-	case r == fault.Canceled:
+	case r == fault.Canceled || r == fault.BadRequest:
 		return balancer.Abandoned
 	case r.Unsent():
 		return balancer.Unconnected
@@ -292,6 +322,9 @@ func received(resp *http.Response) (*http.Response, *load.Report, *fault.Error) 
 	httpio.StripHeaders(resp.Header)
 	if reason == fault.None {
 		return resp, report, nil
+	}
+	if !reason.Known() || reason == fault.Canceled { // we are still here
+		reason = fault.Reset
 	}
 	detail, _ := io.ReadAll(io.LimitReader(resp.Body, 512))
 	resp.Body.Close()

@@ -29,6 +29,10 @@ type serviceMetrics struct {
 	retries         prometheus.Counter
 	budgetExhausted prometheus.Counter
 	requests        sync.Map // outcome -> prometheus.Counter
+
+	mu sync.Mutex
+	// mu guards gone, and that nothing enters requests once it is true.
+	gone bool
 }
 
 // outcome is what tells the series of a service's requests apart. Both parts come from short, closed lists.
@@ -77,14 +81,17 @@ func (m *metrics) service(name registry.ServiceName) *serviceMetrics {
 	return s
 }
 
-// forget drops the series of a service that is gone.
-func (m *metrics) forget(name registry.ServiceName) {
-	labels := prometheus.Labels{"service": string(name)}
-	m.requests.DeletePartialMatch(labels)
-	m.duration.DeletePartialMatch(labels)
-	m.picks.DeletePartialMatch(labels)
-	m.retries.DeletePartialMatch(labels)
-	m.budgetExhausted.DeletePartialMatch(labels)
+// forget drops the series of a service that is gone. Its last requests are still to end.
+func (s *serviceMetrics) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone = true
+	labels := prometheus.Labels{"service": s.name}
+	s.all.requests.DeletePartialMatch(labels)
+	s.all.duration.DeletePartialMatch(labels)
+	s.all.picks.DeletePartialMatch(labels)
+	s.all.retries.DeletePartialMatch(labels)
+	s.all.budgetExhausted.DeletePartialMatch(labels)
 }
 
 func (m *metrics) unrouted(reason fault.Reason) { m.refused.WithLabelValues(string(reason)).Inc() }
@@ -94,6 +101,11 @@ func (s *serviceMetrics) finished(status int, reason fault.Reason, took time.Dur
 	key := outcome{code: status / 100, reason: reason}
 	if c, ok := s.requests.Load(key); ok {
 		c.(prometheus.Counter).Inc()
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone {
 		return
 	}
 	c := s.all.requests.WithLabelValues(s.name, strconv.Itoa(key.code)+"xx", string(reason))

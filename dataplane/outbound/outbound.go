@@ -89,9 +89,9 @@ func (o *Outbound) Update(now time.Time, snapshot *registry.Snapshot) {
 		after[name] = s
 	}
 	o.services.Store(&after)
-	for name := range before {
+	for name, s := range before {
 		if after[name] == nil {
-			o.metrics.forget(name)
+			s.metrics.forget()
 		}
 	}
 }
@@ -122,8 +122,9 @@ const (
 	inUse = time.Minute
 )
 
-// Run sends the probes that no request triggers, until ctx ends.
+// Run sends the probes that no request triggers, and keeps connections to other agents open, until ctx ends.
 func (o *Outbound) Run(ctx context.Context) error {
+	defer o.engine.transport.CloseIdleConnections()
 	tick := time.NewTicker(idleTick)
 	defer tick.Stop()
 	for {
@@ -141,9 +142,9 @@ func (o *Outbound) Run(ctx context.Context) error {
 	}
 }
 
-// probeIdle keeps the pools of a service in use from running dry (§4 of the Prequal paper, idle probing). It also probes,
-// whatever the rule, the agents to which requests are in flight, so that a node that falls silent is noticed, and those
-// that are silent, so that their return is.
+// probeIdle keeps the pools of a service in use from running dry (§4 of the Prequal paper, idle probing). Whatever the
+// rule, it also probes the agents to which requests are in flight, so that one that has fallen silent is noticed, and
+// those that are silent, so that one that is back is noticed.
 func (o *Outbound) probeIdle(now time.Time, s *service) {
 	b := s.balancer.Load()
 	var targets []*balancer.Endpoint
@@ -156,8 +157,8 @@ func (o *Outbound) probeIdle(now time.Time, s *service) {
 	asked := map[netip.AddrPort]bool{}
 	s.fleet.Each(now, func(e *balancer.Endpoint, why balancer.Avoidance) {
 		record := e.Record()
-		relevant := e.RIF() > 0 || why == balancer.Unreachable
-		if relevant && record.Node != o.cfg.Node && !asked[record.Agent] {
+		inQuestion := e.RIF() > 0 || why == balancer.Unreachable
+		if inQuestion && record.Node != o.cfg.Node && !asked[record.Agent] {
 			asked[record.Agent] = true
 			o.probe(now, s, b, noShard, e)
 		}
@@ -170,16 +171,18 @@ const noShard = -1
 // probe asks for the load of a replica. It never blocks.
 func (o *Outbound) probe(now time.Time, s *service, b *balancer.Balancer, shard int, e *balancer.Endpoint) {
 	record := e.Record()
-	s.probes.Add(1)
 	k := o.sinks.Get().(*sink)
 	*k = sink{outbound: o, service: s, balancer: b, shard: shard, endpoint: e}
 	if record.Node == o.cfg.Node {
+		s.probes.Add(1)
 		k.Answered(0, o.cfg.Inbound.Probe(now, e.ID), now)
 		return
 	}
 	if !o.cfg.Prober.Probe(record.Agent, e.ID, b.Policy.Prequal.ProbeTimeout, k, 0) {
-		k.Lost(0, now)
+		k.Lost(0, now) // an agent that is silent is not asked
+		return
 	}
+	s.probes.Add(1)
 }
 
 // sink takes the answer to one probe to where it belongs. Sinks are used again.
