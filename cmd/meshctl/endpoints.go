@@ -75,7 +75,7 @@ agent too, until they are deregistered.`,
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "Registered %s at %s on node %s.\n", args[0], strings.Join(r.addresses, ", "), answer.Node)
+				fmt.Fprintf(cmd.OutOrStdout(), "registered %s at %s on node %s\n", args[0], strings.Join(r.addresses, ", "), answer.Node)
 				return nil
 			})
 		},
@@ -172,7 +172,7 @@ func deregister(ctx context.Context, cmd *cobra.Command, c *client, service stri
 		if len(answer.Addresses) == 0 {
 			return fmt.Errorf("no such replica of %s was registered on node %s", service, answer.Node)
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "Deregistered %s at %s on node %s.\n",
+		fmt.Fprintf(cmd.OutOrStdout(), "deregistered %s at %s on node %s\n",
 			service, strings.Join(answer.Addresses, ", "), answer.Node)
 	}
 	return nil

@@ -158,7 +158,7 @@ func (a *app) policyDelete() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "Deleted the policy of %s at revision %d: the defaults hold.\n",
+				fmt.Fprintf(cmd.OutOrStdout(), "policy of %s deleted at revision %d: the defaults hold\n",
 					args[0], answer.Revision)
 				return w.forAll(ctx, cmd, c, answer.Revision)
 			})

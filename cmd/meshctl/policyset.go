@@ -247,7 +247,7 @@ func (a *app) report(
 	for _, s := range stored {
 		docs, newest = append(docs, s.Policy), max(newest, s.Revision)
 		if a.output == "text" {
-			fmt.Fprintf(cmd.OutOrStdout(), "Stored the policy of %s at revision %d.\n", s.Policy.GetMetadata().GetName(), s.Revision)
+			fmt.Fprintf(cmd.OutOrStdout(), "policy of %s stored at revision %d\n", s.Policy.GetMetadata().GetName(), s.Revision)
 		}
 	}
 	if a.output != "text" {
@@ -271,7 +271,7 @@ func (c *client) noteUnknown(ctx context.Context, cmd *cobra.Command, docs []*me
 	for _, doc := range docs {
 		name := doc.GetMetadata().GetName()
 		if !slices.ContainsFunc(answer.Services, func(s *meshv1.ServiceSummary) bool { return s.Name == name && isKnown(s) }) {
-			cmd.PrintErrf("Note: no replica of a service %s is registered. Is the name right?\n", name)
+			cmd.PrintErrf("note: no replica of a service %s is registered. Is the name right?\n", name)
 		}
 	}
 }

@@ -44,7 +44,7 @@ func (w *wait) forAll(ctx context.Context, cmd *cobra.Command, c *client, revisi
 	if last.Applied < last.Members {
 		return fmt.Errorf("not applied everywhere: %s", progress(last, revision))
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "Applied on %d/%d agents at revision %d.\n", last.Applied, last.Members, revision)
+	fmt.Fprintf(cmd.OutOrStdout(), "applied on %d/%d agents at revision %d\n", last.Applied, last.Members, revision)
 	return nil
 }
 
