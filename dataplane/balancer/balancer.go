@@ -143,11 +143,10 @@ func (b *Balancer) Pick(now time.Time, req Request) (Picked, error) {
 		}
 		return Picked{}, ErrNoneReady
 	}
-	s := b.mine.Get().(*shard)
+	s := b.lockShard()
 	if req.Keyed {
 		req.total = b.total()
 	}
-	s.mu.Lock()
 	if s.set != set {
 		s.adopt(now, set)
 	}
@@ -157,6 +156,21 @@ func (b *Balancer) Pick(now time.Time, req Request) (Picked, error) {
 	s.inFlight.Add(1)
 	b.mine.Put(s)
 	return Picked{Endpoint: e, Class: class, shard: s, balancer: b}, nil
+}
+
+// lockShard locks a shard that no other processor is using, preferably the one that this processor used last.
+func (b *Balancer) lockShard() *shard {
+	mine := b.mine.Get().(*shard)
+	if mine.mu.TryLock() {
+		return mine
+	}
+	for _, s := range b.shards {
+		if s.mu.TryLock() {
+			return s
+		}
+	}
+	mine.mu.Lock()
+	return mine
 }
 
 // adopt hands a set to the rule unless it already has that one or a later one.
