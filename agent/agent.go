@@ -28,6 +28,7 @@ type Agent struct {
 	local     *local.Local
 	dataplane *dataplane.Dataplane
 	admin     *admin.Admin
+	metrics   *prometheus.Registry
 
 	snapshot atomic.Pointer[registry.Snapshot] // applied to the data plane
 	draining atomic.Bool
@@ -42,18 +43,17 @@ func New(cfg Config) (*Agent, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder for the agent's data: %w; choose another with --data-dir", err)
 	}
-	metrics := prometheus.NewRegistry()
-	metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	a := &Agent{cfg: cfg}
+	a := &Agent{cfg: cfg, metrics: prometheus.NewRegistry()}
+	a.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.snapshot.Store(&registry.Snapshot{})
 	// All problems at once; only the last part needs the others.
-	if err := errors.Join(a.newRegistry(metrics), a.newGossip(metrics), a.newLocal(metrics), a.newDataplane(metrics)); err != nil {
+	if err := errors.Join(a.newRegistry(), a.newGossip(), a.newLocal(), a.newDataplane()); err != nil {
 		return nil, err
 	}
-	return a, a.newAdmin(metrics)
+	return a, a.newAdmin()
 }
 
-func (a *Agent) newRegistry(metrics prometheus.Registerer) error {
+func (a *Agent) newRegistry() error {
 	c := etcd.Config{
 		Endpoints:    etcdURLs(a.cfg),
 		Username:     a.cfg.EtcdUser,
@@ -64,7 +64,7 @@ func (a *Agent) newRegistry(metrics prometheus.Registerer) error {
 		SnapshotFile: filepath.Join(a.cfg.DataDir, "snapshot.json"),
 		Node:         a.cfg.Node,
 		Log:          a.cfg.Log,
-		Metrics:      metrics,
+		Metrics:      a.metrics,
 	}
 	if a.cfg.EtcdPasswordFile != "" {
 		password, err := readSecret("--etcd-password-file", a.cfg.EtcdPasswordFile)
@@ -105,11 +105,11 @@ func readSecret(flag, file string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-func (a *Agent) newGossip(metrics prometheus.Registerer) error {
+func (a *Agent) newGossip() error {
 	c := gossip.Config{
 		Node: a.cfg.Node, Zone: a.cfg.Zone, Version: a.cfg.Version,
 		Bind: a.cfg.Gossip, Mesh: a.cfg.Mesh, Join: a.cfg.Join,
-		Log: a.cfg.Log, Metrics: metrics,
+		Log: a.cfg.Log, Metrics: a.metrics,
 	}
 	if a.cfg.GossipKeyFile != "" {
 		secret, err := readSecret("--gossip-key-file", a.cfg.GossipKeyFile)
@@ -125,7 +125,7 @@ func (a *Agent) newGossip(metrics prometheus.Registerer) error {
 	return err
 }
 
-func (a *Agent) newLocal(metrics prometheus.Registerer) error {
+func (a *Agent) newLocal() error {
 	registered := filepath.Join(a.cfg.DataDir, "services")
 	if err := os.MkdirAll(registered, 0o700); err != nil {
 		return err
@@ -134,21 +134,21 @@ func (a *Agent) newLocal(metrics prometheus.Registerer) error {
 	a.local, err = local.New(local.Config{
 		Node: a.cfg.Node, Zone: a.cfg.Zone, Mesh: a.cfg.Mesh,
 		Services: a.cfg.Services, Registered: registered,
-		Log: a.cfg.Log, Metrics: metrics,
+		Log: a.cfg.Log, Metrics: a.metrics,
 	})
 	return err
 }
 
-func (a *Agent) newDataplane(metrics prometheus.Registerer) error {
+func (a *Agent) newDataplane() error {
 	var err error
 	a.dataplane, err = dataplane.New(dataplane.Config{
 		Node: a.cfg.Node, DrainTimeout: a.cfg.DrainTimeout,
-		Log: a.cfg.Log, AccessLog: a.cfg.AccessLog, Metrics: metrics,
+		Log: a.cfg.Log, AccessLog: a.cfg.AccessLog, Metrics: a.metrics,
 	})
 	return err
 }
 
-func (a *Agent) newAdmin(metrics *prometheus.Registry) error {
+func (a *Agent) newAdmin() error {
 	var err error
 	a.admin, err = admin.New(admin.Config{
 		Node: a.cfg.Node, Version: a.cfg.Version,
@@ -163,7 +163,7 @@ func (a *Agent) newAdmin(metrics *prometheus.Registry) error {
 		DialPeer:        a.dataplane.DialPeer,
 		PeerListener:    a.dataplane.PeerListener(),
 		Ready:           a.readiness(),
-		Metrics:         metrics,
+		Metrics:         a.metrics,
 		Log:             a.cfg.Log,
 	})
 	return err
