@@ -183,7 +183,7 @@ func TestRingHashIsStable(t *testing.T) {
 }
 
 func TestRingHashSharesAreEven(t *testing.T) {
-	const keys = 200_000
+	const keys = 50_000
 	for _, n := range []int{2, 10, 100} {
 		b, fleet := ringOf(replicas(n), 1.25)
 		for i := range uint64(keys) {
