@@ -242,6 +242,7 @@ func (g *Gossip) listConfig(transport memberlist.NodeAwareTransport, advertised 
 	c.Delegate = delegate{g}
 	c.Events = g.members
 	c.Conflict = g.rivals
+	c.Merge = past{g.rivals, advertised}
 	c.Logger = newLibraryLog(g.cfg.Log, g.metrics)
 	return c
 }

@@ -45,13 +45,36 @@ func (r *rivals) NotifyConflict(existing, other *memberlist.Node) {
 		}
 		return
 	}
+	r.noteLocked(nodeAddr(other))
+}
+
+func (r *rivals) noteLocked(rival netip.AddrPort) {
 	if !r.rival.IsValid() {
 		select {
 		case r.noticed <- struct{}{}:
 		default:
 		}
 	}
-	r.rival, r.fresh = nodeAddr(other), true
+	r.rival, r.fresh = rival, true
+}
+
+// past looks, when this agent meets another one, for the address at which that one knows it. Of an address that is
+// suspected already no conflict is ever heard, and yet others hold on to it until it counts as dead.
+type past struct {
+	*rivals
+	at netip.AddrPort // of this agent
+}
+
+// NotifyMerge is called with all that the other agent knows.
+func (p past) NotifyMerge(members []*memberlist.Node) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range members {
+		if m.Name == string(p.self) && m.State != memberlist.StateLeft && nodeAddr(m) != p.at {
+			p.noteLocked(nodeAddr(m))
+		}
+	}
+	return nil
 }
 
 // take returns the rival if it was seen since the last take, and whether the name is in dispute at all.
