@@ -56,15 +56,27 @@ func (a *Agent) farewell(ctx context.Context) {
 	a.draining.Store(true)
 	a.local.Drain()
 	time.Sleep(a.cfg.DrainDelay)
+	a.registry.Advertise(nil)
+	var leaving sync.WaitGroup
+	leaving.Go(func() { a.leaveRegistry(ctx) })
+	leaving.Go(func() { a.leaveGossip(ctx) })
+	leaving.Wait()
+}
+
+func (a *Agent) leaveRegistry(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
-	a.registry.Advertise(nil)
 	if err := a.registry.Flush(ctx); err != nil {
 		a.cfg.Log.Warn("the registry keeps this node's endpoints until their lease ends", "err", err)
 	}
+}
+
+func (a *Agent) leaveGossip(ctx context.Context) {
 	if a.cfg.Stay {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
 	if err := a.gossip.Leave(ctx); err != nil {
 		a.cfg.Log.Warn("could not take leave of the other agents", "err", err)
 	}

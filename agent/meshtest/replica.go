@@ -1,0 +1,111 @@
+//go:build linux
+
+package meshtest
+
+import (
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Headers between the load and the replicas.
+const (
+	headerRequest = "X-Request" // the number of the request
+	headerReplica = "X-Replica" // who answered, NODE/PORT
+)
+
+// Replica answers requests on a node: after 10 to 30 ms, or after the time that the query asks for, as in ?take=2s.
+type Replica struct {
+	Node    string
+	Address netip.AddrPort
+
+	journal *journal
+	healthy atomic.Bool
+}
+
+// journal notes which request came to which replica.
+type journal struct {
+	inFlight atomic.Int64 // at all replicas
+
+	// mu guards the fields below
+	mu       sync.Mutex
+	arrivals map[int][]arrival // by request
+}
+
+type arrival struct {
+	replica *Replica
+	at      time.Time
+}
+
+func (j *journal) note(request int, r *Replica) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.arrivals[request] = append(j.arrivals[request], arrival{r, time.Now()})
+}
+
+func (j *journal) of(request int) []arrival {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.arrivals[request]
+}
+
+// since counts the arrivals on a node since a moment.
+func (j *journal) since(node string, since time.Time) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	n := 0
+	for _, arrivals := range j.arrivals {
+		for _, a := range arrivals {
+			if a.replica.Node == node && !a.at.Before(since) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func (r *Replica) String() string { return fmt.Sprintf("%s/%d", r.Node, r.Address.Port()) }
+
+// SetHealthy decides what the replica answers to health checks.
+func (r *Replica) SetHealthy(healthy bool) { r.healthy.Store(healthy) }
+
+// serve serves until the server is closed.
+func (r *Replica) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if !r.healthy.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	})
+	mux.HandleFunc("/", r.answer)
+	return mux
+}
+
+func (r *Replica) answer(w http.ResponseWriter, req *http.Request) {
+	if number, err := strconv.Atoi(req.Header.Get(headerRequest)); err == nil {
+		r.journal.note(number, r)
+	}
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return // the caller is gone
+	}
+	takes, err := time.ParseDuration(req.URL.Query().Get("take"))
+	if err != nil {
+		takes = 10*time.Millisecond + rand.N(20*time.Millisecond)
+	}
+	r.journal.inFlight.Add(1)
+	defer r.journal.inFlight.Add(-1)
+	select {
+	case <-req.Context().Done():
+		return
+	case <-time.After(takes):
+	}
+	w.Header().Set(headerReplica, r.String())
+	fmt.Fprintln(w, string(body)+"ok")
+}
