@@ -326,6 +326,23 @@ func (a *Agent) Alive() []string {
 	return alive
 }
 
+// Registered counts the endpoints of a node that the agent has from the registry.
+func (a *Agent) Registered(node string) int {
+	ctx, cancel := context.WithTimeout(context.Background(), giveUp)
+	defer cancel()
+	answer, err := a.Admin.ListEndpoints(ctx, &meshv1.ListEndpointsRequest{})
+	if err != nil {
+		a.t.Errorf("list the endpoints that agent %s knows: %v", a.Node.Name, err)
+	}
+	n := 0
+	for _, e := range answer.GetEndpoints() {
+		if e.Node == node {
+			n++
+		}
+	}
+	return n
+}
+
 // AwaitAll waits until every agent of the mesh, as this one knows them, may use every replica.
 func (m *Mesh) AwaitAll(a *Agent) time.Duration {
 	m.t.Helper()
