@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
@@ -30,20 +31,30 @@ const (
 
 // engine is the part of Outbound that stands on net/http.
 type engine struct {
-	outbound  *Outbound
-	transport *http.Transport // to other agents
-	proxy     *httpio.Proxy
+	outbound *Outbound
+	peers    sync.Map // of *http.Transport, by the address of the agent that it leads to
+	proxy    *httpio.Proxy
 }
 
 func newEngine(o *Outbound) *engine {
 	en := &engine{outbound: o}
-	en.transport = &http.Transport{
-		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-			agent, err := netip.ParseAddrPort(address)
-			if err != nil {
-				return nil, &httpio.Unconnected{Err: err}
-			}
-			c, err := o.cfg.Dial(ctx, agent)
+	en.proxy = httpio.NewProxy(en.roundTrip, o.cfg.Log)
+	return en
+}
+
+// peer returns the connections to an agent.
+func (en *engine) peer(agent netip.AddrPort) *http.Transport {
+	if t, ok := en.peers.Load(agent); ok {
+		return t.(*http.Transport)
+	}
+	t, _ := en.peers.LoadOrStore(agent, en.newTransport(agent))
+	return t.(*http.Transport)
+}
+
+func (en *engine) newTransport(agent netip.AddrPort) *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			c, err := en.outbound.cfg.Dial(ctx, agent)
 			if err != nil {
 				return nil, &httpio.Unconnected{Err: err}
 			}
@@ -54,8 +65,18 @@ func newEngine(o *Outbound) *engine {
 		ExpectContinueTimeout: continueTimeout,
 		DisableCompression:    true,
 	}
-	en.proxy = httpio.NewProxy(en.roundTrip, o.cfg.Log)
-	return en
+}
+
+// disconnect gives up the idle connections to an agent that has fallen silent: a request on one of them would wait for an
+// answer, where a new connection fails at once.
+func (en *engine) disconnect(agent netip.AddrPort) {
+	if t, ok := en.peers.LoadAndDelete(agent); ok {
+		t.(*http.Transport).CloseIdleConnections()
+	}
+}
+
+func (en *engine) disconnectAll() {
+	en.peers.Range(func(agent, _ any) bool { en.disconnect(agent.(netip.AddrPort)); return true })
 }
 
 // exchange is one request on its way through the agent. It travels in the request's context.
@@ -302,7 +323,7 @@ func (en *engine) send(r *http.Request, picked balancer.Picked) (*http.Response,
 	}
 	r.URL.Scheme, r.URL.Host = "http", record.Agent.String()
 	r.Header.Set(httpio.HeaderEndpoint, string(picked.Endpoint.ID))
-	resp, err := en.transport.RoundTrip(r)
+	resp, err := en.peer(record.Agent).RoundTrip(r)
 	if err != nil {
 		if no, ok := errors.AsType[*httpio.Unconnected](err); ok && r.Context().Err() == nil {
 			return nil, nil, fault.New(fault.ConnectFailed, "no connection to node %s: %v", record.Node, no.Err)

@@ -105,6 +105,7 @@ func (o *Outbound) SetReachable(agent netip.AddrPort, reachable bool) {
 		delete(o.down, agent)
 	} else {
 		o.down[agent] = true
+		o.engine.disconnect(agent)
 	}
 	for _, s := range *o.services.Load() {
 		s.fleet.SetReachable(now, agent, reachable)
@@ -124,7 +125,7 @@ const (
 
 // Run sends the probes that no request triggers, and keeps connections to other agents open, until ctx ends.
 func (o *Outbound) Run(ctx context.Context) error {
-	defer o.engine.transport.CloseIdleConnections()
+	defer o.engine.disconnectAll()
 	tick := time.NewTicker(idleTick)
 	defer tick.Stop()
 	for {

@@ -15,6 +15,7 @@ import (
 type service struct {
 	name     registry.ServiceName
 	seed     uint64
+	record   *registry.Service // as last applied
 	fleet    *balancer.Fleet
 	balancer atomic.Pointer[balancer.Balancer]
 	policy   atomic.Pointer[inForce]
@@ -38,6 +39,10 @@ func newService(name registry.ServiceName, seed uint64, m *serviceMetrics) *serv
 // update applies what the registry says of the service. A balancer, or a retry budget, whose part of the policy did not
 // change keeps what it has learnt.
 func (s *service) update(now time.Time, record *registry.Service) {
+	if s.record == record {
+		return
+	}
+	s.record = record
 	s.fleet.Update(now, record.Endpoints)
 	next := &inForce{Policy: record.Policy, revision: record.PolicyRevision}
 	if old := s.policy.Load(); old != nil && old.RetryBudget == next.RetryBudget {
