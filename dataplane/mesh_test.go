@@ -48,7 +48,7 @@ type node struct {
 	agent   netip.AddrPort // where other agents connect to
 	metrics *prometheus.Registry
 	dialed  atomic.Int64 // HTTP connections to other agents
-	silent  atomic.Pointer[chan struct{}]
+	silent  atomic.Bool  // answers nothing
 	client  *http.Client // through the proxy
 	stop    func() error
 }
@@ -58,7 +58,9 @@ type meshConfig struct {
 	log   *slog.Logger // of accesses
 }
 
-func newMesh(t testing.TB, names ...registry.NodeName) *mesh { return meshConfig{}.newMesh(t, names...) }
+func newMesh(t testing.TB, names ...registry.NodeName) *mesh {
+	return meshConfig{}.newMesh(t, names...)
+}
 
 func (cfg meshConfig) newMesh(t testing.TB, names ...registry.NodeName) *mesh {
 	m := &mesh{t: t, nodes: map[registry.NodeName]*node{}, policies: map[registry.ServiceName]policy.Policy{}}
@@ -74,7 +76,7 @@ func (m *mesh) start(name registry.NodeName, cfg meshConfig, at string) *node {
 	n := &node{name: name, metrics: prometheus.NewRegistry()}
 	var err error
 	n.Dataplane, err = dataplane.New(dataplane.Config{
-		Node: name, Transport: &testTransport{node: n}, DrainTimeout: cfg.drain, AccessLog: cfg.log, Metrics: n.metrics,
+		Node: name, Transport: &testTransport{node: n}, DrainTimeout: cfg.drain, AccessLog: cfg.log, Log: cfg.log, Metrics: n.metrics,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +135,7 @@ type silenceableConn struct {
 }
 
 func (c *silenceableConn) Write(p []byte) (int, error) {
-	if c.node.silent.Load() != nil {
+	if c.node.silent.Load() {
 		return len(p), nil
 	}
 	return c.Conn.Write(p)
@@ -142,7 +144,9 @@ func (c *silenceableConn) Write(p []byte) (int, error) {
 // serve starts a replica of a service on a node.
 func (m *mesh) serve(service registry.ServiceName, at registry.NodeName, h http.HandlerFunc) (*httptest.Server, registry.Endpoint) {
 	m.t.Helper()
-	s := httptest.NewServer(h)
+	s := httptest.NewUnstartedServer(h)
+	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	s.Start()
 	m.t.Cleanup(s.Close)
 	return s, m.register(service, at, s.Listener.Addr().String())
 }

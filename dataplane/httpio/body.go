@@ -125,19 +125,24 @@ var errInterrupted = errors.New("the rest of the request is not wanted any more"
 func (b *requestBody) Read(p []byte) (int, error) {
 	b.reads.Lock()
 	defer b.reads.Unlock()
-	if !b.begin() {
-		return 0, errInterrupted
+	if err := b.begin(); err != nil {
+		return 0, err
 	}
 	n, err := b.ReadCloser.Read(p)
 	return n, b.done(err)
 }
 
-func (b *requestBody) begin() bool {
+func (b *requestBody) begin() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.started = true
-	b.reading = !b.interrupted
-	return b.reading
+	switch {
+	case b.ended:
+		return io.EOF // net/http may have closed the body by now, and would call this a read too many
+	case b.interrupted:
+		return errInterrupted
+	}
+	b.started, b.reading = true, true
+	return nil
 }
 
 func (b *requestBody) done(err error) error {

@@ -10,6 +10,7 @@ import (
 	"net/http/httputil"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
 )
@@ -45,6 +46,7 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g := &passage{ResponseWriter: w, control: http.NewResponseController(w)}
 	in := r.WithContext(context.WithValue(r.Context(), passageKey{}, g))
 	if r.Body != nil && r.Body != http.NoBody {
+		StripHeaders(r.Trailer) // the announcement
 		g.request = &requestBody{ReadCloser: r.Body, trailer: r.Trailer, control: g.control}
 		in.Body = g.request
 		defer context.AfterFunc(r.Context(), g.request.interrupt)()
@@ -124,15 +126,22 @@ func (g *passage) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return &upgradedConn{Conn: c, early: rw.Reader}, rw, nil
 }
 
-// end makes sure that nothing of the request goes on.
+// end makes sure that nothing of the request goes on. A caller that has its answer before it has sent all is read a
+// little longer, as closing its connection with bytes unread might take the answer away from it; one whose answer is cut
+// off shall know now.
 func (g *passage) end(completed bool) {
-	if g.response != nil && g.response.Body != nil {
+	if g.response != nil {
 		g.response.Body.Close()
 	}
-	if !completed && g.request != nil {
-		g.request.interrupt() // let the caller know now, not when it has sent the rest
+	if g.request.midway() {
+		g.request.interrupt()
+		if completed {
+			g.control.SetReadDeadline(time.Now().Add(linger))
+		}
 	}
 }
+
+const linger = 500 * time.Millisecond
 
 // buffers is a httputil.BufferPool.
 type buffers struct{ pool sync.Pool }

@@ -145,7 +145,7 @@ func (o *Outbound) Run(ctx context.Context) error {
 
 // probeIdle keeps the pools of a service in use from running dry (§4 of the Prequal paper, idle probing). Whatever the
 // rule, it also probes the agents to which requests are in flight, so that one that has fallen silent is noticed, and
-// those that are silent, so that one that is back is noticed.
+// those whose replicas are left out, so that one that is back is noticed.
 func (o *Outbound) probeIdle(now time.Time, s *service) {
 	b := s.balancer.Load()
 	var targets []*balancer.Endpoint
@@ -158,7 +158,7 @@ func (o *Outbound) probeIdle(now time.Time, s *service) {
 	asked := map[netip.AddrPort]bool{}
 	s.fleet.Each(now, func(e *balancer.Endpoint, why balancer.Avoidance) {
 		record := e.Record()
-		inQuestion := e.RIF() > 0 || why == balancer.Unreachable
+		inQuestion := e.RIF() > 0 || why != balancer.NotAvoided
 		if inQuestion && record.Node != o.cfg.Node && !asked[record.Agent] {
 			asked[record.Agent] = true
 			o.probe(now, s, b, noShard, e)
