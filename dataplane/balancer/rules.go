@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"math"
 	"math/rand/v2"
 	"time"
 )
@@ -56,31 +57,29 @@ func (l *leastLoaded) Update(_ time.Time, set *Set) {
 }
 
 func (l *leastLoaded) Pick(time.Time, Request) (*Endpoint, Class) {
-	start := l.last + 1
-	best, least := leastOf(l.counters[start:], -1, rifMask)
-	if best >= 0 {
-		best += start
-	}
-	if least > 0 {
-		if i, rif := leastOf(l.counters[:start], -1, least); i >= 0 {
-			best, least = i, rif
-		}
+	next := l.last + 1
+	at, least := leastOf(l.counters[next:], math.MaxInt)
+	best := next + at
+	if at, _ := leastOf(l.counters[:next], least); at >= 0 {
+		best = at
 	}
 	l.last = best
 	return l.set.Endpoints[best], Ruled
 }
 
-// leastOf returns the first counter with the lowest RIF below the given one. It stops at 0: there is nothing lower.
-func leastOf(counters []*counter, best, least int) (int, int) {
+// leastOf returns the place of the first counter with the lowest RIF, and that RIF; -1 and the limit if none is below the
+// limit. It stops at 0: there is nothing lower.
+func leastOf(counters []*counter, limit int) (at, least int) {
+	at, least = -1, limit
 	for i, c := range counters {
 		if rif := c.rif(); rif < least {
-			best, least = i, rif
+			at, least = i, rif
 			if rif == 0 {
 				break
 			}
 		}
 	}
-	return best, least
+	return at, least
 }
 
 // p2c picks the less loaded of two replicas chosen at random, by this agent's own requests in flight ("power of two
