@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/headroom-mesh/headroom/agent/admin"
@@ -32,6 +33,10 @@ type Agent struct {
 
 	snapshot atomic.Pointer[registry.Snapshot] // applied to the data plane
 	draining atomic.Bool
+
+	// advertising guards the fields below.
+	advertising sync.Mutex
+	left        bool // the registry: nothing is to be announced any more
 }
 
 // New checks the configuration and puts the agent together. Nothing runs before Run.
@@ -187,5 +192,18 @@ func (a *Agent) apply(s *registry.Snapshot) {
 // applyLocal takes in the replicas of this node: first where they are delivered to, then where they are announced.
 func (a *Agent) applyLocal(endpoints []registry.Endpoint) {
 	a.dataplane.UpdateLocal(endpoints)
-	a.registry.Advertise(endpoints)
+	a.advertising.Lock()
+	defer a.advertising.Unlock()
+	if !a.left {
+		a.registry.Advertise(endpoints)
+	}
+}
+
+// withdraw takes the replicas of this node out of the registry for good: they may still change while the last requests
+// are answered.
+func (a *Agent) withdraw() {
+	a.advertising.Lock()
+	defer a.advertising.Unlock()
+	a.left = true
+	a.registry.Advertise(nil)
 }

@@ -38,11 +38,11 @@ func (a *Agent) Run(ctx context.Context) error {
 		return errors.Join(err, store.end())
 	}
 	parts, traffic := newStage(ctx, cancel), newStage(ctx, cancel)
-	parts.run("registry", func(ctx context.Context) error { return a.registry.Run(ctx, a.apply) })
-	parts.run("gossip", a.gossip.Run)
-	parts.run("local services", func(ctx context.Context) error { return a.local.Run(ctx, a.applyLocal) })
-	parts.run("admin", a.admin.Run)
-	traffic.run("data plane", func(ctx context.Context) error { return a.dataplane.Run(ctx, proxy, mesh) })
+	parts.run(func(ctx context.Context) error { return a.registry.Run(ctx, a.apply) })
+	parts.run(a.gossip.Run)
+	parts.run(func(ctx context.Context) error { return a.local.Run(ctx, a.applyLocal) })
+	parts.run(a.admin.Run)
+	traffic.run(func(ctx context.Context) error { return a.dataplane.Run(ctx, proxy, mesh) })
 	a.cfg.Log.Info("agent started", "node", a.cfg.Node, "proxy", a.cfg.Proxy, "mesh", a.cfg.Mesh, "admin", a.cfg.Admin, "metrics", a.cfg.AdminHTTP)
 
 	<-ctx.Done()
@@ -56,7 +56,7 @@ func (a *Agent) farewell(ctx context.Context) {
 	a.draining.Store(true)
 	a.local.Drain()
 	time.Sleep(a.cfg.DrainDelay)
-	a.registry.Advertise(nil)
+	a.withdraw()
 	var leaving sync.WaitGroup
 	leaving.Go(func() { a.leaveRegistry(ctx) })
 	leaving.Go(func() { a.leaveGossip(ctx) })
@@ -82,24 +82,56 @@ func (a *Agent) leaveGossip(ctx context.Context) {
 	}
 }
 
-// listen opens the ports for traffic, so that a port in use is an error at the start.
+// listen opens the ports for traffic and tries those that other parts open later, so that a port in use is an error
+// before anything has begun.
 func (a *Agent) listen() (proxy, mesh net.Listener, err error) {
 	if proxy, err = listenOn(a.cfg.Proxy, "--proxy"); err != nil {
 		return nil, nil, err
 	}
 	if mesh, err = listenOn(a.cfg.Mesh, "--mesh"); err != nil {
-		proxy.Close()
-		return nil, nil, err
+		return nil, nil, errors.Join(err, proxy.Close())
+	}
+	if err := a.tryPorts(); err != nil {
+		return nil, nil, errors.Join(err, proxy.Close(), mesh.Close())
 	}
 	return proxy, mesh, nil
+}
+
+func (a *Agent) tryPorts() error {
+	type port struct {
+		at   netip.AddrPort
+		flag string
+	}
+	ports := []port{{a.cfg.Gossip, "--gossip"}, {a.cfg.Admin, "--admin"}, {a.cfg.AdminHTTP, "--admin-http"}}
+	if a.cfg.EtcdEmbedded != "" {
+		ports = append(ports, port{a.cfg.EtcdListen, "--etcd-listen"}, port{a.cfg.EtcdPeerListen, "--etcd-peer-listen"})
+	}
+	for _, p := range ports {
+		l, err := listenOn(p.at, p.flag)
+		if err != nil {
+			return err
+		}
+		if err := l.Close(); err != nil {
+			return err
+		}
+	}
+	l, err := net.ListenPacket("udp", a.cfg.Gossip.String())
+	if err != nil {
+		return inUse(err, "--gossip")
+	}
+	return l.Close()
 }
 
 func listenOn(at netip.AddrPort, flag string) (net.Listener, error) {
 	l, err := net.Listen("tcp", at.String())
 	if err != nil {
-		return nil, fmt.Errorf("%w; choose another address with %s, or another --bind for a second agent on this machine", err, flag)
+		return nil, inUse(err, flag)
 	}
 	return l, nil
+}
+
+func inUse(err error, flag string) error {
+	return fmt.Errorf("%w; choose another address with %s, or another --bind for a second agent on this machine", err, flag)
 }
 
 // startEtcd starts the embedded etcd, if there is one, and waits until it serves.
@@ -109,7 +141,7 @@ func (a *Agent) startEtcd(ctx context.Context, store *stage) error {
 	}
 	ready := make(chan struct{})
 	failed := make(chan error, 1)
-	store.run("embedded etcd", func(ctx context.Context) error {
+	store.run(func(ctx context.Context) error {
 		err := embedded.Run(ctx, embedded.Config{
 			Dir: a.cfg.EtcdEmbedded, ClientAddr: a.cfg.EtcdListen.String(), PeerAddr: a.cfg.EtcdPeerListen.String(), Log: a.cfg.Log,
 		}, func(string) { close(ready) })
@@ -162,13 +194,13 @@ func newStage(ctx context.Context, fail context.CancelCauseFunc) *stage {
 	return s
 }
 
-func (s *stage) run(name string, part func(context.Context) error) {
+// run starts a part, whose errors say where they come from.
+func (s *stage) run(part func(context.Context) error) {
 	s.parts.Go(func() {
 		err := part(s.ctx)
 		if err == nil {
 			return
 		}
-		err = fmt.Errorf("%s: %w", name, err)
 		s.mu.Lock()
 		s.errors = append(s.errors, err)
 		s.mu.Unlock()

@@ -66,6 +66,8 @@ const (
 	settle = 100 * time.Millisecond
 	// rescanInterval is for what the notifications of the system miss, as on network file systems.
 	rescanInterval = 10 * time.Second
+	// firstChecks bounds how long the first set waits for the first checks.
+	firstChecks = 2 * time.Second
 )
 
 // Local keeps the replicas of this node.
@@ -136,8 +138,8 @@ func prepareFolders(cfg Config) error {
 }
 
 // Run follows the folders and checks the replicas until ctx ends. It calls publish from one goroutine with the complete
-// set, sorted by ID, whenever it has changed; first as soon as the folders are read. A replica with a check is in the
-// set once it has been checked.
+// set, sorted by ID, whenever it has changed. A replica with a check is in the set once it has been checked; the first
+// set waits for that, but not for long.
 func (l *Local) Run(ctx context.Context, publish func([]registry.Endpoint)) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -147,6 +149,9 @@ func (l *Local) Run(ctx context.Context, publish func([]registry.Endpoint)) erro
 	w := l.watch()
 	defer w.close()
 	l.apply(ctx, &wg)
+	if !l.awaitFirstChecks(ctx) {
+		return nil
+	}
 	last := l.endpoints()
 	publish(slices.Clone(last))
 	for l.wait(ctx, w, func() { l.apply(ctx, &wg) }) {
@@ -156,6 +161,31 @@ func (l *Local) Run(ctx context.Context, publish func([]registry.Endpoint)) erro
 		}
 	}
 	return nil
+}
+
+// awaitFirstChecks waits until every replica has been checked, so that an agent that restarts doesn't withdraw what it is
+// about to announce again. It returns false when ctx has ended.
+func (l *Local) awaitFirstChecks(ctx context.Context) bool {
+	enough, cancel := context.WithTimeout(ctx, firstChecks)
+	defer cancel()
+	for l.unchecked() && enough.Err() == nil {
+		select {
+		case <-l.publish:
+		case <-enough.Done():
+		}
+	}
+	return ctx.Err() == nil
+}
+
+func (l *Local) unchecked() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.replicas {
+		if r.check != nil && !r.health.known {
+			return true
+		}
+	}
+	return false
 }
 
 // wait returns when the set may have changed, or false when ctx has ended. It calls apply if the folders are to be read.

@@ -377,16 +377,61 @@ func TestHTTPCheckDecidesTheState(t *testing.T) {
 	}
 }
 
-func TestFirstCheckDecidesAlone(t *testing.T) {
+// TestFirstSetIsComplete wants an agent that restarts to announce at once all that it announced before. The first check
+// of each replica decides alone.
+func TestFirstSetIsComplete(t *testing.T) {
 	cfg := config(t)
 	address := closedPort(t)
-	put(t, cfg.Services, "a.yaml", document("web", "tcp: true, interval: 1h, fall: 100", address))
+	open, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	put(t, cfg.Services, "a.yaml", document("web", "tcp: true, interval: 1h, fall: 100", address, open.Addr().String()))
 	put(t, cfg.Services, "b.yaml", document("plain", "", "127.0.0.1:1"))
 	n := start(t, cfg)
-	if first := <-n.sets; render(first) != "plain@127.0.0.1:1:ready" {
-		t.Errorf("first set %q: a replica with a check must not be in it", render(first))
+	first := render(<-n.sets)
+	for _, want := range []string{"plain@127.0.0.1:1:ready", "web@" + address + ":unhealthy", "web@" + open.Addr().String() + ":ready"} {
+		if !strings.Contains(first, want) {
+			t.Errorf("first set %q, want %s in it", first, want)
+		}
 	}
-	n.want(t, "plain@127.0.0.1:1:ready web@"+address+":unhealthy")
+}
+
+// TestFirstSetWaitsNotForLong has a replica whose check gets no answer.
+func TestFirstSetWaitsNotForLong(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	cfg := config(t)
+	put(t, cfg.Services, "a.yaml", document("web", "http: /, interval: 1m, timeout: 50s", silent.Addr().String()))
+	put(t, cfg.Services, "b.yaml", document("plain", "", "127.0.0.1:1"))
+	began := time.Now()
+	n := start(t, cfg)
+	if first := <-n.sets; render(first) != "plain@127.0.0.1:1:ready" {
+		t.Errorf("first set %q: a replica that is not checked yet must not be in it", render(first))
+	}
+	if took := time.Since(began); took > 3*time.Second {
+		t.Errorf("first set after %v", took)
+	}
+}
+
+// TestEndBeforeTheFirstSet ends an agent that still waits for checks: it must not announce a part of its replicas.
+func TestEndBeforeTheFirstSet(t *testing.T) {
+	cfg := config(t)
+	put(t, cfg.Services, "a.yaml", document("web", "tcp: true, interval: 1h", closedPort(t)))
+	put(t, cfg.Services, "b.yaml", document("plain", "", "127.0.0.1:1"))
+	n := start(t, cfg)
+	n.stop()
+	close(n.sets)
+	for set := range n.sets {
+		if len(set) != 2 {
+			t.Errorf("published %q", render(set))
+		}
+	}
 }
 
 func TestChangeOfCheckKeepsTheReplica(t *testing.T) {

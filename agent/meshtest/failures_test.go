@@ -72,11 +72,11 @@ func noticed(t *testing.T, a *meshtest.Agent, of *meshtest.Node, since time.Time
 	return at.Sub(since)
 }
 
-// servedBy waits until requests from an agent's node are answered by a node, and returns how long that took.
-func servedBy(t *testing.T, m *meshtest.Mesh, node string, since time.Time, within time.Duration) time.Duration {
+// servedBy waits until requests of a load come to a node, and returns how long that took.
+func servedBy(t *testing.T, load *meshtest.Load, node string, since time.Time, within time.Duration) time.Duration {
 	t.Helper()
 	meshtest.Eventually(t, time.Until(since.Add(within)), "node "+node+" takes traffic", func() bool {
-		return m.Arrivals(node, since) > 0
+		return load.Arrived(node, since) > 0
 	})
 	return time.Since(since)
 }
@@ -92,16 +92,23 @@ func TestKilledAgent(t *testing.T) {
 	gone := time.Now()
 	took := noticed(t, agents["a"], m.Node("c"), killed)
 	load.More(2 * rate)
-	if n := m.Arrivals("c", gone.Add(50*time.Millisecond)); n > 0 {
+	if n := load.Arrived("c", gone.Add(50*time.Millisecond)); n > 0 {
 		t.Errorf("%d requests reached replicas without an agent", n)
 	}
 
+	changes := etcdClient(t, m).Watch(t.Context(), endpointKeys, clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
+	<-changes // from now on
 	restarted := time.Now()
 	m.Move(m.Node("c"))
 	agents["c"] = m.StartAgent(m.Node("c"))
-	back := servedBy(t, m, "c", restarted, 15*time.Second)
+	back := servedBy(t, load, "c", restarted, 15*time.Second)
 	m.AwaitAll(agents["a"])
 	load.More(rate)
+	select {
+	case change := <-changes:
+		t.Errorf("an agent that restarts has withdrawn %s", change.Events[0].Kv.Key)
+	default:
+	}
 	o := load.Stop()
 	wantLostOn(t, o, "c", killed, gone.Add(50*time.Millisecond))
 	t.Logf("%s; noticed %v after the kill; traffic again %v after the restart", o, took, back)
@@ -109,14 +116,19 @@ func TestKilledAgent(t *testing.T) {
 
 // TestDrain ends agents as an operator does: nobody notices, not even who waits for a long answer.
 func TestDrain(t *testing.T) {
-	_, agents := meshtest.Start(t, config(t))
+	m, agents := meshtest.Start(t, config(t))
 	loads := []*meshtest.Load{agents["a"].Load(rate / 2), agents["b"].Load(rate / 2)}
 	loads[0].More(rate / 2)
-	long := agents["a"].Caller().GetAll(12, "http://web.mesh/?take=2500ms")
+	long := agents["a"].Caller().GetAll(12, "http://web.mesh/?take=3500ms")
 	loads[0].More(rate / 10)
 
 	signalled := time.Now()
 	agents["c"].Signal(syscall.SIGTERM)
+	meshtest.Eventually(t, patience, "c is out of the registry", func() bool { return agents["a"].Registered("c") == 0 })
+	// What changes while the last requests are answered must not bring the node back into the registry.
+	m.WriteService(m.Node("c"), "late.yaml", "apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: late}\n"+
+		"spec:\n  endpoints:\n  - address: 127.0.0.1:9\n")
+	agents["c"].AwaitLog("replica on this node", "service=late")
 	if code := agents["c"].Wait(patience); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
 	}
@@ -196,7 +208,7 @@ func TestEtcdStopsAndReturns(t *testing.T) {
 	agents["b"].Wait(patience)
 	restarted := time.Now()
 	agents["b"] = m.StartAgent(m.Node("b"))
-	back := servedBy(t, m, "b", restarted, 10*time.Second)
+	back := servedBy(t, load, "b", restarted, 10*time.Second)
 	if replica, err := agents["b"].Caller().Get(t.Context(), "http://web.mesh/"); err != nil {
 		t.Errorf("an agent restarted without etcd does not serve: %v", err)
 	} else {
@@ -221,8 +233,8 @@ func TestEtcdStopsAndReturns(t *testing.T) {
 	t.Log(o)
 }
 
-// awaitRegistered waits until etcd itself holds all replicas, and returns how long that took.
-func awaitRegistered(t *testing.T, m *meshtest.Mesh) time.Duration {
+// etcdClient reads what agents have written, without their help.
+func etcdClient(t *testing.T, m *meshtest.Mesh) *clientv3.Client {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: []string{"http://" + netip.AddrPortFrom(m.EtcdNode.Addr, 2379).String()},
@@ -234,11 +246,20 @@ func awaitRegistered(t *testing.T, m *meshtest.Mesh) time.Duration {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer client.Close()
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+const endpointKeys = "/headroom/v1/endpoints/"
+
+// awaitRegistered waits until etcd itself holds all replicas, and returns how long that took.
+func awaitRegistered(t *testing.T, m *meshtest.Mesh) time.Duration {
+	t.Helper()
+	client := etcdClient(t, m)
 	return meshtest.Eventually(t, patience, "all replicas are in etcd", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		found, err := client.Get(ctx, "/headroom/v1/endpoints/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+		found, err := client.Get(ctx, endpointKeys, clientv3.WithPrefix(), clientv3.WithCountOnly())
 		return err == nil && found.Count == int64(len(m.Replicas))
 	})
 }
@@ -272,7 +293,7 @@ func TestPartition(t *testing.T) {
 
 	healed := time.Now()
 	c.Heal()
-	back := servedBy(t, m, "c", healed, 30*time.Second)
+	back := servedBy(t, outside, "c", healed, 30*time.Second)
 	m.AwaitAll(agents["a"])
 	t.Logf("c takes traffic again %v after the partition; all is as before after %v", back, time.Since(healed))
 	outside.More(rate / 2)
@@ -300,7 +321,7 @@ func TestSilentAgent(t *testing.T) {
 
 	thawed := time.Now()
 	agents["c"].Signal(syscall.SIGCONT)
-	back := servedBy(t, m, "c", thawed.Add(50*time.Millisecond), 30*time.Second)
+	back := servedBy(t, load, "c", thawed.Add(50*time.Millisecond), 30*time.Second)
 	load.More(rate)
 	o := load.Stop()
 	wantLostOn(t, o, "c", frozen, frozen.Add(took+50*time.Millisecond))

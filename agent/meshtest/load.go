@@ -247,5 +247,9 @@ func (a *Agent) access() map[int]Entry {
 	return entries
 }
 
-// Arrivals counts the requests of loads that reached replicas of a node since a moment.
-func (m *Mesh) Arrivals(node string, since time.Time) int { return m.journal.since(node, since) }
+// Arrived counts the requests of this load that reached replicas of a node since a moment.
+func (l *Load) Arrived(node string, since time.Time) int {
+	return l.agent.mesh.journal.count(func(number int, a arrival) bool {
+		return number/numbersPerLoad == l.first/numbersPerLoad && a.replica.Node == node && !a.at.Before(since)
+	})
+}

@@ -139,7 +139,7 @@ func (m *Mesh) startReplicas(n *Node) {
 		r := m.startReplica(n)
 		fmt.Fprintf(&file, "  - address: %q\n", r.Address)
 	}
-	file.WriteString("  check: {http: /healthz, interval: 1s}\n")
+	file.WriteString("  check: {http: /healthz, interval: 500ms, fall: 1}\n")
 	m.WriteService(n, Service+".yaml", file.String())
 }
 

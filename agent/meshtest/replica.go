@@ -55,14 +55,13 @@ func (j *journal) of(request int) []arrival {
 	return j.arrivals[request]
 }
 
-// since counts the arrivals on a node since a moment.
-func (j *journal) since(node string, since time.Time) int {
+func (j *journal) count(counts func(request int, a arrival) bool) int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	n := 0
-	for _, arrivals := range j.arrivals {
+	for request, arrivals := range j.arrivals {
 		for _, a := range arrivals {
-			if a.replica.Node == node && !a.at.Before(since) {
+			if counts(request, a) {
 				n++
 			}
 		}
