@@ -309,8 +309,8 @@ func avoided(n *node, service registry.ServiceName, at registry.NodeName) string
 	return "not registered"
 }
 
-// TestAgentGone lets an agent die, or fall silent, under traffic. Its replicas are left out within a second, no request fails
-// that did not reach it, and they are back when it is.
+// TestAgentGone lets an agent die, or fall silent, under traffic. Its replicas are left out within a second, no request
+// fails that did not reach it, and they are back when it is.
 func TestAgentGone(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"dies", "falls silent"} {
@@ -332,7 +332,8 @@ func TestAgentGone(t *testing.T) {
 					defer resp.Body.Close()
 					io.Copy(io.Discard, resp.Body)
 					if resp.StatusCode != 200 {
-						if got := resp.Header.Get(fault.Header); how == "dies" || got != string(fault.Timeout) {
+						want := map[string]fault.Reason{"dies": fault.Reset, "falls silent": fault.Timeout}[how]
+						if got := fault.Reason(resp.Header.Get(fault.Header)); got != want {
 							t.Errorf("got %s, %s", resp.Status, got)
 						}
 					}
@@ -370,6 +371,45 @@ func TestAgentGone(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestAgentLeaves ends an agent in good order under traffic: no request fails.
+func TestAgentLeaves(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t, "a", "b", "c")
+	_, e := m.serve("web", "b", name("b"))
+	m.serve("web", "c", name("c"))
+	a := m.nodes["a"]
+	stop, done := make(chan bool), make(chan bool)
+	go concurrentlyUntil(stop, done, 4, func() {
+		resp, err := a.client.Post("http://web.mesh/", "text/plain", strings.NewReader("once"))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != 200 {
+			t.Errorf("got %s, %s", resp.Status, resp.Header.Get(fault.Header))
+		}
+	})
+	picks := func() any { return a.Observe("web").Outbound[0].Endpoints[0].Picks }
+	eventually(t, "picks of b", picks, func(v any) bool { return v.(uint64) > 10 })
+	for i := range m.endpoints {
+		if m.endpoints[i].ID() == e.ID() {
+			m.endpoints[i].State = registry.Draining
+		}
+	}
+	m.nodes["b"].UpdateLocal(m.local("b")) // its probes tell, the registry not yet
+	eventually(t, "avoidance", func() any { return avoided(a, "web", "b") }, func(v any) bool { return v == "declined" })
+	m.publish()
+	eventually(t, "requests in flight", func() any { return m.rif(e) }, func(v any) bool { return v == 0 })
+	if err := m.nodes["b"].stop(); err != nil {
+		t.Error(err)
+	}
+	m.endpoints = m.endpoints[1:]
+	m.publish()
+	close(stop)
+	within(t, "end of the traffic", done)
 }
 
 // concurrentlyUntil works until stop is closed, and then closes done.
@@ -425,8 +465,10 @@ func TestMetrics(t *testing.T) {
 	if err != nil || len(problems) > 0 {
 		t.Errorf("%v, %v", problems, err)
 	}
-	if found := labels(t, a, func(v string) bool { return address.MatchString(v) }); len(found) > 0 {
-		t.Errorf("labels with addresses: %v", found)
+	for name := range series(t, a) {
+		if address.MatchString(name) {
+			t.Errorf("a label with an address: %s", name)
+		}
 	}
 
 	// The service goes, and only then its last request.
@@ -438,28 +480,12 @@ func TestMetrics(t *testing.T) {
 	if resp, _ := a.get(t, "http://shop.mesh/"); resp.Header.Get(fault.Header) != "unknown_service" {
 		t.Errorf("got %d %v", resp.StatusCode, resp.Header)
 	}
-	if found := labels(t, a, func(v string) bool { return v == "shop" }); len(found) > 0 {
-		t.Errorf("series of a service that is gone: %v", found)
-	}
-}
-
-// labels returns the series that have a label with such a value.
-func labels(t *testing.T, n *node, such func(string) bool) []string {
-	families, err := n.metrics.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var found []string
-	for _, f := range families {
-		for _, s := range f.Metric {
-			for _, l := range s.Label {
-				if such(l.GetValue()) {
-					found = append(found, f.GetName()+" "+s.String())
-				}
-			}
+	wantMetric(t, a, `headroom_outbound_refused_total{reason="unknown_service"}`, 2)
+	for name := range series(t, a) {
+		if strings.Contains(name, "shop") {
+			t.Errorf("a service that is gone has %s", name)
 		}
 	}
-	return found
 }
 
 func TestObserve(t *testing.T) {
@@ -477,6 +503,7 @@ func TestObserve(t *testing.T) {
 	for range 2 {
 		a.get(t, "http://web.mesh/")
 	}
+	wantErrors(t, a, "web", 2)
 	done := make(chan bool)
 	go func() {
 		if resp, err := a.client.Get("http://web.mesh/wait"); err == nil {

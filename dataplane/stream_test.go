@@ -425,14 +425,13 @@ func TestReplicaBreaksOff(t *testing.T) {
 					t.Errorf("got %d, want %d", resp.StatusCode, test.status)
 				}
 				m.quiet()
-				wantErrors := uint64(1)
+				want := uint64(1)
 				if test.status == 200 {
-					wantErrors = 0
+					want = 0
 				}
-				out, in := a.Observe("web").Outbound[0], m.nodes[replica].Observe("web").Inbound[0]
-				if out.Errors != wantErrors || out.Endpoints[0].Errors != wantErrors || in.Errors != wantErrors {
-					t.Errorf("errors: service %d, endpoint %d, replica %d, want %d",
-						out.Errors, out.Endpoints[0].Errors, in.Errors, wantErrors)
+				out, in := wantErrors(t, a, "web", want), m.nodes[replica].Observe("web").Inbound[0]
+				if out.Endpoints[0].Errors != want || in.Errors != want {
+					t.Errorf("errors: endpoint %d, replica %d, want %d", out.Endpoints[0].Errors, in.Errors, want)
 				}
 			})
 		})
@@ -650,9 +649,8 @@ func TestTimeout(t *testing.T) {
 		within(t, "end of the request at the replica", ended)
 
 		m.quiet()
-		v := a.Observe("web").Outbound[0]
-		if v.Requests != 4 || v.Errors != 4 {
-			t.Errorf("%d requests, %d errors", v.Requests, v.Errors)
+		if v := wantErrors(t, a, "web", 4); v.Requests != 4 {
+			t.Errorf("%d requests", v.Requests)
 		}
 		if in := m.nodes[e.Node].Observe("web").Inbound[0]; in.Errors != 0 {
 			t.Errorf("%d errors at the replica, though only callers gave up", in.Errors)
@@ -662,26 +660,35 @@ func TestTimeout(t *testing.T) {
 	})
 }
 
-// wantMetric checks the value of one series.
-func wantMetric(t *testing.T, n *node, series string, want float64) {
+// wantErrors waits until a node has counted so many errors of a service: it counts when the caller has its answer already.
+func wantErrors(t *testing.T, n *node, service registry.ServiceName, want uint64) *meshv1.OutboundView {
 	t.Helper()
+	view := func() any { return n.Observe(service).Outbound[0] }
+	eventually(t, fmt.Sprintf("errors, want %d", want), view, func(v any) bool { return v.(*meshv1.OutboundView).Errors == want })
+	return view().(*meshv1.OutboundView)
+}
+
+// wantMetric waits until a series has a value.
+func wantMetric(t *testing.T, n *node, name string, want float64) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%s, want %v", name, want), func() any { return series(t, n)[name] }, func(v any) bool { return v == want })
+}
+
+// series returns the values of a node's counters and gauges.
+func series(t *testing.T, n *node) map[string]float64 {
 	families, err := n.metrics.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
+	values := map[string]float64{}
 	for _, f := range families {
 		for _, s := range f.Metric {
 			var labels []string
 			for _, l := range s.Label {
 				labels = append(labels, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
 			}
-			if f.GetName()+"{"+strings.Join(labels, ",")+"}" == series {
-				if got := s.GetCounter().GetValue() + s.GetGauge().GetValue(); got != want {
-					t.Errorf("%s = %v, want %v", series, got, want)
-				}
-				return
-			}
+			values[f.GetName()+"{"+strings.Join(labels, ",")+"}"] = s.GetCounter().GetValue() + s.GetGauge().GetValue()
 		}
 	}
-	t.Errorf("no series %s", series)
+	return values
 }

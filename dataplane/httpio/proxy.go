@@ -49,7 +49,9 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		StripHeaders(r.Trailer) // the announcement
 		g.request = &requestBody{ReadCloser: r.Body, trailer: r.Trailer, control: g.control}
 		in.Body = g.request
-		defer context.AfterFunc(r.Context(), g.request.interrupt)()
+		if _, timed := r.Context().Deadline(); timed {
+			defer context.AfterFunc(r.Context(), g.request.interrupt)()
+		}
 	}
 	completed := false
 	defer func() { g.end(completed) }()
