@@ -83,7 +83,8 @@ func TestRingHashAgreesWithModel(t *testing.T) {
 		}
 		b, _ := ringOf(records, float64(m.factor)/100)
 		var inFlight []Picked
-		keys := rapid.OneOf(rapid.Uint64(), rapid.Uint64Range(0, 2), rapid.Just(uint64(math.MaxUint64)))
+		keys := rapid.OneOf(rapid.Uint64(), rapid.Uint64Range(0, 2), rapid.Just(uint64(math.MaxUint64)),
+			rapid.SampledFrom(pointsOf(string(m.ids[0]))))
 		t.Repeat(map[string]func(*rapid.T){
 			"pick": func(t *rapid.T) {
 				key := keys.Draw(t, "key")

@@ -151,21 +151,22 @@ func TestP2CComparesTwo(t *testing.T) {
 	}
 }
 
+// Every pair is equally likely: the only idle one of five replicas is in two of five pairs, whichever it is.
 func TestP2CChoosesPairsUniformly(t *testing.T) {
-	const n, picks = 20, 20_000
-	b, es := balancerOf(policy.BalancerP2C, n)
-	for range picks {
-		pick(t, b, start).Done(start, Succeeded)
-	}
-	wantUniform(t, es, picks)
-
-	hold(es[3], 1) // never the better one of two
-	before := es[3].Picks()
-	for range picks {
-		pick(t, b, start).Done(start, Succeeded)
-	}
-	if es[3].Picks() != before {
-		t.Error("picked the most loaded replica")
+	const n, picks = 5, 10_000
+	for idle := range n {
+		b, es := balancerOf(policy.BalancerP2C, n)
+		for i, e := range es {
+			if i != idle {
+				hold(e, 1)
+			}
+		}
+		for range picks {
+			pick(t, b, start).Done(start, Succeeded)
+		}
+		if share := float64(es[idle].Picks()) / picks; share < 0.38 || share > 0.42 {
+			t.Errorf("replica %d, the only idle one: got %.3f of the picks; want 0.4", idle, share)
+		}
 	}
 }
 
@@ -222,13 +223,26 @@ func TestPrequalUsesLoadReports(t *testing.T) {
 
 func TestPrequalForgets(t *testing.T) {
 	b, es := balancerOf(policy.BalancerPrequal, 100)
-	for i := range 4 {
+	for i := range 3 {
 		b.Probed(start, 0, es[i], known(1, time.Duration(10+i)*time.Millisecond))
 	}
 	b.Forget(es[0])
-	Picked{Endpoint: es[1], shard: b.shards[0], balancer: b}.Done(start, Unconnected)
-	if got := pick(t, b, start).Endpoint; got != es[2] {
+	if got := pick(t, b, start).Endpoint; got != es[1] {
 		t.Errorf("got %v; want the fastest that is not forgotten", got.ID)
+	}
+}
+
+// A probe of a replica that can't be connected to is void, even if too many are ejected already to eject it too.
+func TestPrequalForgetsWhatItCannotConnectTo(t *testing.T) {
+	b, es := balancerOf(policy.BalancerPrequal, 3)
+	b.fleet.failed(start, es[2], true)
+	picked := Picked{Endpoint: es[0], shard: b.shards[0], balancer: b}
+	for i := range 2 {
+		b.Probed(start, 0, es[i], known(1, time.Millisecond))
+	}
+	picked.Done(start, Unconnected)
+	if v := b.View(start); v.Pooled != 1 || len(b.fleet.Set(start).Endpoints) != 2 {
+		t.Errorf("got %d probes of %d replicas; want one of the two", v.Pooled, len(b.fleet.Set(start).Endpoints))
 	}
 }
 
