@@ -50,7 +50,7 @@ func (h *ringHash) Pick(_ time.Time, req Request) (*Endpoint, Class) {
 const rounding = 1e-9
 
 // pointsPerEndpoint is how often a replica stands on the ring. It is the same for every size of fleet, so that a change
-// of the fleet moves only what it must. With 128 points most shares are within 10 % of the average, all within some 30 %.
+// of the fleet moves only what it must. With 128 points most shares are within 10 % of the average, all within 40 %.
 const pointsPerEndpoint = 128
 
 // ring is the hash circle: each point owns the keys from the point before it up to itself.
