@@ -33,6 +33,8 @@ type Agent struct {
 
 	snapshot atomic.Pointer[registry.Snapshot] // applied to the data plane
 	draining atomic.Bool
+	mesh     first // snapshot was applied
+	own      first // set of the replicas of this node was
 
 	// advertising guards the fields below.
 	advertising sync.Mutex
@@ -48,7 +50,7 @@ func New(cfg Config) (*Agent, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder for the agent's data: %w; choose another with --data-dir", err)
 	}
-	a := &Agent{cfg: cfg, metrics: prometheus.NewRegistry()}
+	a := &Agent{cfg: cfg, metrics: prometheus.NewRegistry(), mesh: newFirst(), own: newFirst()}
 	a.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.snapshot.Store(&registry.Snapshot{})
 	// All problems at once; only the last part needs the others.
@@ -187,11 +189,13 @@ func (a *Agent) observe(service registry.ServiceName) *meshv1.Observation {
 func (a *Agent) apply(s *registry.Snapshot) {
 	a.dataplane.Update(s)
 	a.snapshot.Store(s)
+	a.mesh.happened()
 }
 
 // applyLocal takes in the replicas of this node: first where they are delivered to, then where they are announced.
 func (a *Agent) applyLocal(endpoints []registry.Endpoint) {
 	a.dataplane.UpdateLocal(endpoints)
+	a.own.happened()
 	a.advertising.Lock()
 	defer a.advertising.Unlock()
 	if !a.left {
@@ -206,4 +210,15 @@ func (a *Agent) withdraw() {
 	defer a.advertising.Unlock()
 	a.left = true
 	a.registry.Advertise(nil)
+}
+
+// first tells when something happened for the first time.
+type first struct {
+	done     chan struct{}
+	happened func()
+}
+
+func newFirst() first {
+	done := make(chan struct{})
+	return first{done: done, happened: sync.OnceFunc(func() { close(done) })}
 }

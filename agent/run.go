@@ -16,6 +16,9 @@ import (
 // leaveTimeout bounds each farewell: to the registry and to the other agents.
 const leaveTimeout = 5 * time.Second
 
+// orientation bounds the time before the agent takes traffic though it doesn't know where to send it.
+const orientation = 2 * time.Second
+
 // Run runs the agent until ctx ends, then takes the node out of the mesh:
 //
 //  1. all replicas here are announced as draining, in the registry and in the answers to probes; readiness ends;
@@ -42,6 +45,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	parts.run(a.gossip.Run)
 	parts.run(func(ctx context.Context) error { return a.local.Run(ctx, a.applyLocal) })
 	parts.run(a.admin.Run)
+	a.orient(ctx)
 	traffic.run(func(ctx context.Context) error { return a.dataplane.Run(ctx, proxy, mesh) })
 	a.cfg.Log.Info("agent started", "node", a.cfg.Node, "proxy", a.cfg.Proxy, "mesh", a.cfg.Mesh, "admin", a.cfg.Admin, "metrics", a.cfg.AdminHTTP)
 
@@ -49,6 +53,20 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.cfg.Log.Info("draining", "reason", context.Cause(ctx))
 	a.farewell(context.WithoutCancel(ctx))
 	return errors.Join(traffic.end(), parts.end(), store.end())
+}
+
+// orient waits until it is known which replicas there are, here and elsewhere. Until then callers wait for their
+// connection to be taken: an agent that has just been restarted would refuse what it can serve a moment later.
+func (a *Agent) orient(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, orientation)
+	defer cancel()
+	for _, known := range []first{a.own, a.mesh} {
+		select {
+		case <-known.done:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // farewell tells the others that this node goes.

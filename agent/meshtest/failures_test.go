@@ -218,14 +218,14 @@ func TestEtcdStopsAndReturns(t *testing.T) {
 
 	meshtest.Eventually(t, patience, "leases have run out", func() bool { return time.Since(away) > leaseTTL+2*time.Second })
 	m.StartEtcd()
-	took := awaitRegistered(t, m)
+	took := awaitRegistered(t, m, agents["a"])
 	wantApplied(t, agents["a"], "3/3", "--timeout", "2500ms")
 	t.Logf("etcd was away for %v; registrations are back %v after it", time.Since(away), took)
 
 	m.Etcd.Kill()
 	m.LoseEtcd()
 	m.StartEtcd()
-	took = awaitRegistered(t, m)
+	took = awaitRegistered(t, m, agents["a"])
 	wantApplied(t, agents["a"], "3/3", "--timeout", "2600ms")
 	t.Logf("registrations are back %v after etcd lost its data", took)
 	o := load.Stop()
@@ -252,15 +252,16 @@ func etcdClient(t *testing.T, m *meshtest.Mesh) *clientv3.Client {
 
 const endpointKeys = "/headroom/v1/endpoints/"
 
-// awaitRegistered waits until etcd itself holds all replicas, and returns how long that took.
-func awaitRegistered(t *testing.T, m *meshtest.Mesh) time.Duration {
+// awaitRegistered waits until etcd itself holds all replicas and an agent is connected to it, and returns how long that
+// took.
+func awaitRegistered(t *testing.T, m *meshtest.Mesh, a *meshtest.Agent) time.Duration {
 	t.Helper()
 	client := etcdClient(t, m)
 	return meshtest.Eventually(t, patience, "all replicas are in etcd", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		found, err := client.Get(ctx, endpointKeys, clientv3.WithPrefix(), clientv3.WithCountOnly())
-		return err == nil && found.Count == int64(len(m.Replicas))
+		return err == nil && found.Count == int64(len(m.Replicas)) && a.Connected()
 	})
 }
 

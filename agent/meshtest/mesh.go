@@ -286,6 +286,12 @@ func (a *Agent) Page(path string) (status int, text string) {
 	return resp.StatusCode, string(body)
 }
 
+// Connected reports whether the agent is connected to the registry.
+func (a *Agent) Connected() bool {
+	_, page := a.Page("/metrics")
+	return strings.Contains(page, "headroom_registry_connected 1\n")
+}
+
 // Usable returns the IDs of the replicas that the agent may send requests to now.
 func (a *Agent) Usable() []string {
 	ctx, cancel := context.WithTimeout(context.Background(), giveUp)
