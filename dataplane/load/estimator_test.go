@@ -57,8 +57,8 @@ func TestEstimate(t *testing.T) {
 		{"older: near first",
 			[]served{{9 * time.Second, 6, 30 * ms}, {2 * time.Second, 100, 10 * ms}}, 4, 30 * ms},
 		{"older and far: better than nothing", []served{{9 * time.Second, MaxRIF, 30 * ms}}, 0, 30 * ms},
-		{"ten seconds: still known", []served{{10 * time.Second, 4, 30 * ms}}, 4, 30 * ms},
-		{"later: forgotten", []served{{10*time.Second + 1, 4, 30 * ms}}, 4, 0},
+		{"half a minute: still known", []served{{forgotten, 4, 30 * ms}}, 4, 30 * ms},
+		{"later: forgotten", []served{{forgotten + 1, 4, 30 * ms}}, 4, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			now := time.Unix(1000, 0)
@@ -86,7 +86,7 @@ func TestEstimateKeepsTheLastSamplesOfARIF(t *testing.T) {
 	}
 }
 
-// Whatever was seen in whichever order, the estimate is a latency that was seen in the last ten seconds, and there is
+// Whatever was seen in whichever order, the estimate is a latency that was seen in the last half minute, and there is
 // one exactly if anything was seen in that time.
 func TestEstimateIsOneOfTheRecentLatencies(t *testing.T) {
 	rifs := rapid.OneOf(rapid.Int32Range(0, 20), rapid.Int32Range(0, MaxRIF), rapid.Int32())

@@ -23,8 +23,8 @@ import (
 const (
 	// maxTries bounds the tries of one request; the retry budget bounds those of all (SRE book, ch. 21: three attempts).
 	maxTries = 3
-	// continueTimeout is how long a caller that asked for 100 Continue is let wait for a replica that has never heard of it.
-	continueTimeout = time.Second
+	// idleTimeout is how long a connection to another agent stays open without a request.
+	idleTimeout = 90 * time.Second
 	// lateWrite is how long a caller may take, once its time is out, to read what it is told of that.
 	lateWrite = time.Second
 )
@@ -52,19 +52,8 @@ func (en *engine) peer(agent netip.AddrPort) *http.Transport {
 }
 
 func (en *engine) newTransport(agent netip.AddrPort) *http.Transport {
-	return &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			c, err := en.outbound.cfg.Dial(ctx, agent)
-			if err != nil {
-				return nil, &httpio.Unconnected{Err: err}
-			}
-			return c, nil
-		},
-		MaxIdleConnsPerHost:   1024,
-		IdleConnTimeout:       90 * time.Second,
-		ExpectContinueTimeout: continueTimeout,
-		DisableCompression:    true,
-	}
+	dial := func(ctx context.Context, _ string) (net.Conn, error) { return en.outbound.cfg.Dial(ctx, agent) }
+	return httpio.NewTransport(dial, idleTimeout)
 }
 
 // disconnect gives up the idle connections to an agent that has fallen silent: a request on one of them would wait for an
@@ -87,6 +76,7 @@ type exchange struct {
 	endpoint registry.EndpointID // of the last try
 	status   int
 	reason   fault.Reason
+	probes   [4]*balancer.Endpoint // scratch
 }
 
 type exchangeKey struct{}
@@ -219,8 +209,7 @@ func (o *Outbound) pick(x *exchange, r *http.Request, tried []*balancer.Endpoint
 		return picked, err
 	}
 	x.service.metrics.picks[picked.Class].Inc()
-	var buf [16]*balancer.Endpoint
-	for _, e := range picked.Due(buf[:0]) {
+	for _, e := range picked.Due(x.probes[:0]) {
 		o.probe(now, x.service, b, picked.Shard(), e)
 	}
 	return picked, nil
@@ -323,7 +312,7 @@ func (en *engine) send(r *http.Request, picked balancer.Picked) (*http.Response,
 	}
 	r.URL.Scheme, r.URL.Host = "http", record.Agent.String()
 	r.Header.Set(httpio.HeaderEndpoint, string(picked.Endpoint.ID))
-	resp, err := en.peer(record.Agent).RoundTrip(r)
+	resp, err := httpio.RoundTrip(en.peer(record.Agent), r)
 	if err != nil {
 		if no, ok := errors.AsType[*httpio.Unconnected](err); ok && r.Context().Err() == nil {
 			return nil, nil, fault.New(fault.ConnectFailed, "no connection to node %s: %v", record.Node, no.Err)
