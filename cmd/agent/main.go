@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/headroom-mesh/headroom/agent"
@@ -92,8 +93,20 @@ func noArgs(args []string) error {
 
 // run runs the agent until a signal comes. After the first signal the next one has its usual effect: the process ends.
 func run(cfg agent.Config) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	context.AfterFunc(ctx, stop)
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel(nil)
+	waiting.Go(func() {
+		select {
+		case s := <-signals:
+			signal.Stop(signals) // before anybody is told of the first one
+			cancel(fmt.Errorf("signal: %s", s))
+		case <-ctx.Done():
+		}
+	})
 	a, err := agent.New(cfg)
 	if err != nil {
 		return err
@@ -104,38 +117,38 @@ func run(cfg agent.Config) error {
 func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	f := c.Flags()
 	f.SortFlags = false
-	f.StringVar((*string)(&cfg.Node), "node", "", "name of this node, unique in the mesh (default: the machine's name)")
-	f.StringVar(&cfg.Zone, "zone", "", "zone of this node")
-	f.TextVar(&cfg.Bind, "bind", netip.Addr{}, "address at which other nodes reach this one (default 127.0.0.1)")
-	f.StringSliceVar(&cfg.Join, "join", nil, "gossip addresses of other agents, HOST:PORT; one that answers is enough")
-	f.StringVar(&cfg.GossipKeyFile, "gossip-key-file", "", "file with the gossip key: 16, 24 or 32 bytes in base64")
+	f.StringVar((*string)(&cfg.Node), "node", "", "`NAME` of this node, unique in the mesh (default: the machine's)")
+	f.StringVar(&cfg.Zone, "zone", "", "`ZONE` of this node, told to the others")
+	f.TextVar(&cfg.Bind, "bind", netip.Addr{}, "`IP` at which other nodes reach this one (default 127.0.0.1)")
+	f.StringSliceVar(&cfg.Join, "join", nil, "`HOST:PORT` of other agents' gossip; one that answers is enough")
+	f.StringVar(&cfg.GossipKeyFile, "gossip-key-file", "", "`FILE` with the gossip key: 16, 24 or 32 bytes in base64")
 
-	f.StringSliceVar(&cfg.Etcd, "etcd", nil, "members of the etcd cluster, HOST:PORT or URL")
-	f.StringVar(&cfg.EtcdUser, "etcd-user", "", "user name for etcd")
-	f.StringVar(&cfg.EtcdPasswordFile, "etcd-password-file", "", "file with the password for etcd")
-	f.StringVar(&cfg.EtcdCA, "etcd-ca", "", "PEM file with the CA of etcd (turns on TLS)")
-	f.StringVar(&cfg.EtcdCert, "etcd-cert", "", "PEM file with this agent's certificate for etcd")
-	f.StringVar(&cfg.EtcdKey, "etcd-key", "", "PEM file with the key of --etcd-cert")
-	f.StringVar(&cfg.EtcdPrefix, "etcd-prefix", "", "start of all keys in etcd (default /headroom/v1)")
-	f.StringVar(&cfg.EtcdEmbedded, "etcd-embedded", "", "run an etcd inside this agent, with its data in this folder")
-	addr(c, &cfg.EtcdListen, "etcd-listen", "where the embedded etcd serves clients (default: --bind, port 2379)")
-	addr(c, &cfg.EtcdPeerListen, "etcd-peer-listen", "where the embedded etcd listens for members (default: --bind, port 2380)")
+	f.StringSliceVar(&cfg.Etcd, "etcd", nil, "`HOST:PORT` or URL of the members of the etcd cluster")
+	f.StringVar(&cfg.EtcdUser, "etcd-user", "", "`USER` name for etcd")
+	f.StringVar(&cfg.EtcdPasswordFile, "etcd-password-file", "", "`FILE` with the password for etcd")
+	f.StringVar(&cfg.EtcdCA, "etcd-ca", "", "PEM `FILE` with the CA of etcd (turns on TLS)")
+	f.StringVar(&cfg.EtcdCert, "etcd-cert", "", "PEM `FILE` with this agent's certificate for etcd")
+	f.StringVar(&cfg.EtcdKey, "etcd-key", "", "PEM `FILE` with the key of --etcd-cert")
+	f.StringVar(&cfg.EtcdPrefix, "etcd-prefix", "", "`PREFIX` of all keys in etcd (default /headroom/v1)")
+	f.StringVar(&cfg.EtcdEmbedded, "etcd-embedded", "", "`DIR` for the data of an etcd that runs inside this agent")
+	addr(c, &cfg.EtcdListen, "etcd-listen", "`IP:PORT` of the embedded etcd for clients (default: --bind, port 2379)")
+	addr(c, &cfg.EtcdPeerListen, "etcd-peer-listen", "`IP:PORT` of the embedded etcd for members (default: --bind, port 2380)")
 
-	f.StringVar(&cfg.Services, "services", "", "folder of LocalService files, watched")
-	f.StringVar(&cfg.DataDir, "data-dir", "", "folder for what outlives the agent (default /var/lib/headroom/NODE, or ~/.local/state/headroom/NODE)")
+	f.StringVar(&cfg.Services, "services", "", "`DIR` of LocalService files, watched")
+	f.StringVar(&cfg.DataDir, "data-dir", "", "`DIR` for what outlives the agent (default /var/lib/headroom/NODE, or ~/.local/state/headroom/NODE)")
 
-	addr(c, &cfg.Proxy, "proxy", "HTTP proxy for this node's applications (default: loopback, port 15001)")
-	addr(c, &cfg.Mesh, "mesh", "where other agents send traffic (default: --bind, port 15008)")
-	addr(c, &cfg.Gossip, "gossip", "where the agent gossips, TCP and UDP (default: --bind, port 7946)")
-	addr(c, &cfg.Admin, "admin", "admin API, gRPC (default: loopback, port 15010)")
-	addr(c, &cfg.AdminHTTP, "admin-http", "metrics, health and pprof (default: loopback, port 15000)")
-	f.StringVar(&cfg.AdminSocket, "admin-socket", "", "Unix socket of the admin API (default: admin.sock in --data-dir)")
+	addr(c, &cfg.Proxy, "proxy", "`IP:PORT` of the HTTP proxy for this node's applications (default: loopback, port 15001)")
+	addr(c, &cfg.Mesh, "mesh", "`IP:PORT` for the traffic of other agents (default: --bind, port 15008)")
+	addr(c, &cfg.Gossip, "gossip", "`IP:PORT` for gossip, TCP and UDP (default: --bind, port 7946)")
+	addr(c, &cfg.Admin, "admin", "`IP:PORT` of the admin API, gRPC (default: loopback, port 15010)")
+	addr(c, &cfg.AdminHTTP, "admin-http", "`IP:PORT` of metrics, health and pprof (default: loopback, port 15000)")
+	f.StringVar(&cfg.AdminSocket, "admin-socket", "", "`PATH` of the admin API's Unix socket (default: admin.sock in --data-dir)")
 
 	f.DurationVar(&cfg.DrainDelay, "drain-delay", 0, "time between announcing the end and taking no more requests (default 1s)")
 	f.DurationVar(&cfg.DrainTimeout, "drain-timeout", 0, "longest time for requests in flight at the end (default 30s)")
 	f.BoolVar(&cfg.Stay, "stay", false, "keep this node's name in the gossip at the end, as for a restart")
-	f.StringVar(&logging.level, "log-level", logging.level, "debug, info, warn or error")
-	f.StringVar(&logging.format, "log-format", logging.format, "text or json")
+	f.StringVar(&logging.level, "log-level", logging.level, "`LEVEL`: debug, info, warn or error")
+	f.StringVar(&logging.format, "log-format", logging.format, "`FORMAT`: text or json")
 	f.BoolVar(&logging.access, "access-log", false, "write a JSON line per request to standard output")
 }
 
