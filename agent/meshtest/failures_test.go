@@ -4,6 +4,7 @@ package meshtest_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
@@ -81,6 +82,21 @@ func servedBy(t *testing.T, load *meshtest.Load, node string, since time.Time, w
 	return time.Since(since)
 }
 
+// wantFirstAnswer wants the first answer that an application gets from an agent that is just starting to be a good one:
+// until then it may only find the port closed.
+func wantFirstAnswer(t *testing.T, a *meshtest.Agent) {
+	t.Helper()
+	caller := a.Caller()
+	var err error
+	meshtest.Eventually(t, patience, "the agent takes connections", func() bool {
+		_, err = caller.Get(t.Context(), "http://web.mesh/")
+		return !errors.Is(err, syscall.ECONNREFUSED)
+	})
+	if err != nil {
+		t.Errorf("first answer of an agent that starts: %v", err)
+	}
+}
+
 // TestKilledAgent kills an agent under load, and starts it again at another address.
 func TestKilledAgent(t *testing.T) {
 	m, agents := meshtest.Start(t, config(t))
@@ -101,6 +117,7 @@ func TestKilledAgent(t *testing.T) {
 	restarted := time.Now()
 	m.Move(m.Node("c"))
 	agents["c"] = m.StartAgent(m.Node("c"))
+	wantFirstAnswer(t, agents["c"])
 	back := servedBy(t, load, "c", restarted, 15*time.Second)
 	m.AwaitAll(agents["a"])
 	load.More(rate)
@@ -208,12 +225,9 @@ func TestEtcdStopsAndReturns(t *testing.T) {
 	agents["b"].Wait(patience)
 	restarted := time.Now()
 	agents["b"] = m.StartAgent(m.Node("b"))
+	wantFirstAnswer(t, agents["b"])
 	back := servedBy(t, load, "b", restarted, 10*time.Second)
-	if replica, err := agents["b"].Caller().Get(t.Context(), "http://web.mesh/"); err != nil {
-		t.Errorf("an agent restarted without etcd does not serve: %v", err)
-	} else {
-		t.Logf("without etcd, b serves %v after its restart; it was answered by %s", back, replica)
-	}
+	t.Logf("without etcd, b takes traffic again %v after its restart", back)
 	agents["b"].AwaitLog("registry is away")
 
 	meshtest.Eventually(t, patience, "leases have run out", func() bool { return time.Since(away) > leaseTTL+2*time.Second })

@@ -72,6 +72,9 @@ func NewNetwork(t testing.TB) *Network {
 	return w
 }
 
+// Name returns what the names of the namespaces of the network start with.
+func (w *Network) Name() string { return w.name }
+
 // removeStale removes the namespaces of tests that were killed.
 func (w *Network) removeStale() {
 	all, err := os.ReadDir(namesDir)
