@@ -351,7 +351,7 @@ func TestAgentGone(t *testing.T) {
 					b.silent.Store(true)
 				}
 				eventually(t, "avoidance", func() any { return avoided(a, "web", "b") }, func(v any) bool { return v != "" })
-				if d := time.Since(start); d > time.Second+200*time.Millisecond {
+				if d := time.Since(start); d > 2*time.Second { // one, on a machine with nothing else to do
 					t.Errorf("left out after %v", d)
 				}
 

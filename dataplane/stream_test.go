@@ -438,6 +438,22 @@ func TestReplicaBreaksOff(t *testing.T) {
 	}
 }
 
+// TestReplicaBreaksOffMidway lets the replica die while the caller, who has more to send, sends nothing for now.
+func TestReplicaBreaksOffMidway(t *testing.T) {
+	hops(t, func(t *testing.T, m *mesh, a *node, replica registry.NodeName) {
+		address, _ := rawReplica(t, "")
+		m.register("web", replica, address)
+		c := a.dial(t)
+		c.send("POST / HTTP/1.1\r\nHost: web.mesh\r\nTransfer-Encoding: chunked\r\n\r\n1388\r\n" + strings.Repeat("a", 5000) + "\r\n")
+		resp, body := c.answer("POST")
+		wantFault(t, resp, body, fault.Reset)
+		m.quiet()
+		if v := endpointView(a, "web"); v.Errors != 1 {
+			t.Errorf("%d errors, want 1", v.Errors)
+		}
+	})
+}
+
 // TestUpgrades speaks another protocol after a 101.
 func TestUpgrades(t *testing.T) {
 	// shout answers each line in capitals, until the line "bye", or the end.

@@ -105,8 +105,7 @@ func (c *upgradedConn) Read(p []byte) (int, error) {
 
 func (c *upgradedConn) CloseWrite() error { return closeWrite(c.Conn) }
 
-// requestBody is the body of a caller's request. A transport waits for a read of it to return before it reports a failure;
-// so that it needs not wait for the caller, reads can be interrupted.
+// requestBody is the body of a caller's request. Reads, which may wait for the caller for ever, can be interrupted.
 type requestBody struct {
 	io.ReadCloser
 	trailer http.Header // of the request
@@ -117,7 +116,7 @@ type requestBody struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 
-	started, reading, ended, interrupted bool
+	reading, ended, interrupted bool
 }
 
 var errInterrupted = errors.New("the rest of the request is not wanted any more")
@@ -141,7 +140,7 @@ func (b *requestBody) begin() error {
 	case b.interrupted:
 		return errInterrupted
 	}
-	b.started, b.reading = true, true
+	b.reading = true
 	return nil
 }
 
@@ -162,24 +161,28 @@ func (b *requestBody) done(err error) error {
 	return io.EOF
 }
 
-// midway reports whether part of the body may have been read, but not all of it.
-func (b *requestBody) midway() bool {
+// unfinished reports whether there is a body that has not been read to its end.
+func (b *requestBody) unfinished() bool {
 	if b == nil {
 		return false
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.started && !b.ended
+	return !b.ended
 }
 
-// interrupt makes reads fail, the pending one too, and waits for that.
+// interrupt makes reads fail, the pending one too.
 func (b *requestBody) interrupt() {
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.interrupted = true
 	if b.reading {
 		b.control.SetReadDeadline(time.Unix(1, 0))
 	}
-	b.mu.Unlock()
+}
+
+// wait waits until no read is pending.
+func (b *requestBody) wait() {
 	b.reads.Lock()
 	defer b.reads.Unlock()
 }

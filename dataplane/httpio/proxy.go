@@ -49,9 +49,6 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		StripHeaders(r.Trailer) // the announcement
 		g.request = &requestBody{ReadCloser: r.Body, trailer: r.Trailer, control: g.control}
 		in.Body = g.request
-		if _, timed := r.Context().Deadline(); timed {
-			defer context.AfterFunc(r.Context(), g.request.interrupt)()
-		}
 	}
 	completed := false
 	defer func() { g.end(completed) }()
@@ -107,9 +104,9 @@ func (g *passage) WriteHeader(code int) {
 	switch {
 	case code < http.StatusOK:
 		StripHeaders(h)
-	case g.request.midway():
-		// The answer comes early: pass it on at once, not when the caller has sent the rest, of which nobody can tell
-		// where it ends any more.
+	case g.request.unfinished():
+		// The answer comes early. Pass it on at once, where net/http would wait for the rest of the request. Nobody will know
+		// then where on the connection that ends.
 		g.control.EnableFullDuplex()
 		h.Set("Connection", "close")
 	}
@@ -135,8 +132,9 @@ func (g *passage) end(completed bool) {
 	if g.response != nil {
 		g.response.Body.Close()
 	}
-	if g.request.midway() {
+	if g.request.unfinished() {
 		g.request.interrupt()
+		g.request.wait()
 		if completed {
 			g.control.SetReadDeadline(time.Now().Add(linger))
 		}

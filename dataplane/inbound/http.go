@@ -21,8 +21,6 @@ const (
 	// idleTimeout is how long a connection to a replica stays open without a request. It is shorter than what servers
 	// allow, some only two seconds: a request must not meet a connection that the replica is just closing.
 	idleTimeout = 1500 * time.Millisecond
-	// continueTimeout is how long a caller that asked for 100 Continue is let wait for a replica that has never heard of it.
-	continueTimeout = time.Second
 )
 
 // engine is the part of Inbound that stands on net/http.
@@ -44,26 +42,14 @@ func New(cfg Config) *Inbound {
 	}
 	in := &Inbound{metrics: newMetrics(cfg.Metrics)}
 	in.replicas.Store(&map[registry.EndpointID]*Replica{})
-	in.engine = &engine{transport: newTransport()}
+	in.engine = &engine{transport: httpio.NewTransport(dial, idleTimeout)}
 	in.engine.proxy = httpio.NewProxy(in.serveRemote, cfg.Log)
 	return in
 }
 
-func newTransport() *http.Transport {
-	dialer := &net.Dialer{Timeout: connectTimeout}
-	return &http.Transport{
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			c, err := dialer.DialContext(ctx, network, address)
-			if err != nil {
-				return nil, &httpio.Unconnected{Err: err}
-			}
-			return c, nil
-		},
-		MaxIdleConnsPerHost:   1024,
-		IdleConnTimeout:       idleTimeout,
-		ExpectContinueTimeout: continueTimeout,
-		DisableCompression:    true, // bytes pass as they are
-	}
+func dial(ctx context.Context, address string) (net.Conn, error) {
+	d := net.Dialer{Timeout: connectTimeout}
+	return d.DialContext(ctx, "tcp", address)
 }
 
 // Run keeps connections to replicas open for further requests, until ctx ends.
@@ -122,7 +108,7 @@ func (in *Inbound) send(r *http.Request, replica *Replica) (*http.Response, erro
 	httpio.StripHeaders(r.Header)
 	r.URL.Scheme, r.URL.Host = "http", replica.Endpoint.Address.String()
 	r.RequestURI = ""
-	resp, err := in.engine.transport.RoundTrip(r)
+	resp, err := httpio.RoundTrip(in.engine.transport, r)
 	if err != nil {
 		return nil, err
 	}
