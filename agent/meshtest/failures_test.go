@@ -23,6 +23,8 @@ const (
 	rate = 300
 	// patience is for what must happen soon.
 	patience = 20 * time.Second
+	// promised is within which time silence is noticed; a busy machine may take half as much again.
+	promised = time.Second
 	// leaseTTL is the default of the registry.
 	leaseTTL = 15 * time.Second
 )
@@ -70,14 +72,18 @@ func noticed(t *testing.T, a *meshtest.Agent, of *meshtest.Node, since time.Time
 		at, found = a.LoggedSince(since, "agent does not answer probes", of.Addr.String())
 		return found
 	})
-	return at.Sub(since)
+	took := at.Sub(since)
+	if took > promised*3/2 {
+		t.Errorf("agent %s took %v to notice that %s is silent, want %v", a.Node.Name, took, of.Name, promised)
+	}
+	return took
 }
 
-// servedBy waits until requests of a load come to a node, and returns how long that took.
-func servedBy(t *testing.T, load *meshtest.Load, node string, since time.Time, within time.Duration) time.Duration {
+// servedBy waits until requests of a load come to a node, or to a replica, and returns how long that took.
+func servedBy(t *testing.T, load *meshtest.Load, where string, since time.Time, within time.Duration) time.Duration {
 	t.Helper()
-	meshtest.Eventually(t, time.Until(since.Add(within)), "node "+node+" takes traffic", func() bool {
-		return load.Arrived(node, since) > 0
+	meshtest.Eventually(t, time.Until(since.Add(within)), where+" takes traffic", func() bool {
+		return load.Arrived(where, since) > 0
 	})
 	return time.Since(since)
 }
@@ -129,6 +135,38 @@ func TestKilledAgent(t *testing.T) {
 	o := load.Stop()
 	wantLostOn(t, o, "c", killed, gone.Add(50*time.Millisecond))
 	t.Logf("%s; noticed %v after the kill; traffic again %v after the restart", o, took, back)
+}
+
+// TestFailingReplicas has one replica say that it is not well, and kills another one.
+func TestFailingReplicas(t *testing.T) {
+	m, agents := meshtest.Start(t, config(t))
+	load := agents["a"].Load(rate)
+	load.More(rate)
+	sick, victim := m.Replicas[len(m.Replicas)-1], m.Replicas[len(m.Replicas)-2] // both on c
+
+	sick.SetHealthy(false)
+	out := meshtest.Eventually(t, patience, "the sick one is left out", func() bool { return len(agents["a"].Usable()) == 8 })
+	since := time.Now()
+	load.More(rate)
+	if n := load.Arrived(sick.String(), since.Add(50*time.Millisecond)); n > 0 {
+		t.Errorf("%d requests came to a replica that is not healthy", n)
+	}
+	since = time.Now()
+	sick.SetHealthy(true)
+	back := servedBy(t, load, sick.String(), since, patience)
+	t.Logf("a sick replica is out after %v, and in again after %v", out, back)
+
+	killed := time.Now()
+	victim.Kill()
+	load.More(2 * rate)
+	o := load.Stop()
+	wantLostOn(t, o, "c", killed, time.Now())
+	for _, l := range o.Lost {
+		if l.Tries != 1 || !strings.HasSuffix(l.Endpoint, victim.Address.String()) || l.Sent.After(killed.Add(50*time.Millisecond)) {
+			t.Errorf("lost, though not at the replica when it was killed: %s", l)
+		}
+	}
+	t.Log(o)
 }
 
 // TestDrain ends agents as an operator does: nobody notices, not even who waits for a long answer.

@@ -165,7 +165,7 @@ func (l *Load) Stop() *Outcome {
 	l.t.Helper()
 	l.stop()
 	l.sending.Wait()
-	o := &Outcome{Requests: len(l.samples), Slowest: 0}
+	o := &Outcome{Requests: len(l.samples)}
 	access := l.agent.access()
 	for _, s := range l.samples {
 		o.Slowest = max(o.Slowest, s.Took)
@@ -247,9 +247,10 @@ func (a *Agent) access() map[int]Entry {
 	return entries
 }
 
-// Arrived counts the requests of this load that reached replicas of a node since a moment.
-func (l *Load) Arrived(node string, since time.Time) int {
+// Arrived counts the requests of this load that reached a replica, or any on a node, since a moment.
+func (l *Load) Arrived(where string, since time.Time) int {
 	return l.agent.mesh.journal.count(func(number int, a arrival) bool {
-		return number/numbersPerLoad == l.first/numbersPerLoad && a.replica.Node == node && !a.at.Before(since)
+		return number/numbersPerLoad == l.first/numbersPerLoad && !a.at.Before(since) &&
+			(a.replica.Node == where || a.replica.String() == where)
 	})
 }

@@ -25,23 +25,15 @@ func Check() error {
 	if os.Getuid() != 0 {
 		return errors.New("network namespaces want root: run the tests as root, or leave these out with -short")
 	}
-	_, err := ipCommand()
-	return err
-}
-
-func ipCommand() (string, error) {
-	for _, name := range []string{"ip", "/usr/sbin/ip", "/sbin/ip"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path, nil
-		}
+	if _, err := exec.LookPath("ip"); err != nil {
+		return fmt.Errorf("%w: install the package iproute2 (`make deps`), or leave these tests out with -short", err)
 	}
-	return "", errors.New("no command ip: install the package iproute2 (`make deps`), or leave these tests out with -short")
+	return nil
 }
 
 // Network is a bridge in a namespace of its own. Nothing of it is seen from outside.
 type Network struct {
 	t    testing.TB
-	ip   string // the command
 	name string // starts the names of its namespaces
 }
 
@@ -59,12 +51,8 @@ func NewNetwork(t testing.TB) *Network {
 	if err := Check(); err != nil {
 		t.Fatal(err)
 	}
-	ip, err := ipCommand()
-	if err != nil {
-		t.Fatal(err)
-	}
 	test := strings.ReplaceAll(t.Name(), "/", "-")
-	w := &Network{t: t, ip: ip, name: fmt.Sprintf("%s%d-%s-", namespaces, os.Getpid(), test)}
+	w := &Network{t: t, name: fmt.Sprintf("%s%d-%s-", namespaces, os.Getpid(), test)}
 	w.removeStale()
 	w.add(switchName)
 	w.onSwitch("link", "add", "name", "bridge", "type", "bridge", "mcast_snooping", "0")
@@ -89,7 +77,7 @@ func (w *Network) removeStale() {
 			continue
 		}
 		// Another test may be doing the same.
-		_ = exec.Command(w.ip, "netns", "delete", entry.Name()).Run()
+		_ = exec.Command("ip", "netns", "delete", entry.Name()).Run()
 	}
 }
 
@@ -106,7 +94,7 @@ func (w *Network) onSwitch(args ...string) {
 
 func (w *Network) run(args ...string) {
 	w.t.Helper()
-	if out, err := exec.Command(w.ip, args...).CombinedOutput(); err != nil {
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 		w.t.Fatalf("ip %s: %v: %s", strings.Join(args, " "), err, out)
 	}
 }

@@ -67,6 +67,11 @@ func (n *Node) Start(name string, env []string, program string, args ...string) 
 	t.Cleanup(func() {
 		p.Kill()
 		wait.Wait()
+		for _, sign := range []string{"panic: ", "DATA RACE"} {
+			if strings.Contains(p.Log(), sign) {
+				t.Errorf("%s in the log of %s:\n%s", sign, name, lastLines(p.Log(), 200))
+			}
+		}
 		if t.Failed() {
 			t.Logf("--- log of %s\n%s", name, lastLines(p.Log(), 40))
 		}

@@ -17,7 +17,7 @@ import (
 // Headers between the load and the replicas.
 const (
 	headerRequest = "X-Request" // the number of the request
-	headerReplica = "X-Replica" // who answered, NODE/PORT
+	headerReplica = "X-Replica" // who answered
 )
 
 // Replica answers requests on a node: after 10 to 30 ms, or after the time that the query asks for, as in ?take=2s.
@@ -25,6 +25,7 @@ type Replica struct {
 	Node    string
 	Address netip.AddrPort
 
+	server  *http.Server
 	journal *journal
 	healthy atomic.Bool
 }
@@ -69,12 +70,15 @@ func (j *journal) count(counts func(request int, a arrival) bool) int {
 	return n
 }
 
+// String returns the name that the replica signs its answers with, NODE/PORT.
 func (r *Replica) String() string { return fmt.Sprintf("%s/%d", r.Node, r.Address.Port()) }
 
 // SetHealthy decides what the replica answers to health checks.
 func (r *Replica) SetHealthy(healthy bool) { r.healthy.Store(healthy) }
 
-// serve serves until the server is closed.
+// Kill ends the replica, and with it the requests that it has.
+func (r *Replica) Kill() { _ = r.server.Close() } // closes listeners and connections whatever it returns
+
 func (r *Replica) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
