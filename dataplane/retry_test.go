@@ -139,6 +139,39 @@ func TestReplay(t *testing.T) {
 	}
 }
 
+// TestRetriesMidway retries while the caller, who has sent a part of its request, waits to see that arrive.
+func TestRetriesMidway(t *testing.T) {
+	for _, dead := range unconnectable {
+		t.Run(dead.name, func(t *testing.T) {
+			m := newMesh(t, "a", "b", "c")
+			seen := make(chan string, 1)
+			m.serve("web", "c", func(w http.ResponseWriter, r *http.Request) {
+				buf := make([]byte, 5)
+				io.ReadFull(r.Body, buf)
+				seen <- string(buf)
+				io.Copy(w, r.Body)
+			})
+			dead.add(t, m)
+			for range 2 {
+				m.setPolicy("web", roundRobin)
+				c := m.nodes["a"].dial(t)
+				c.send("POST / HTTP/1.1\r\nHost: web.mesh\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n")
+				if got := within(t, "part of a request", seen); got != "abcde" {
+					t.Errorf("the replica gets %q", got)
+				}
+				c.send("3\r\nfgh\r\n0\r\n\r\n")
+				if resp, body := c.answer("POST"); resp.StatusCode != 200 || body != "fgh" {
+					t.Errorf("got %d %q", resp.StatusCode, body)
+				}
+			}
+			m.quiet()
+			if n := m.nodes["a"].Observe("web").Outbound[0].Retries; n == 0 {
+				t.Error("no retries")
+			}
+		})
+	}
+}
+
 // TestNothingIsSentTwice has replicas that take a request and break off. Another may not get it.
 func TestNothingIsSentTwice(t *testing.T) {
 	for _, warm := range []bool{false, true} {

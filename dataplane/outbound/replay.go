@@ -13,10 +13,12 @@ const replayLimit = 64 << 10
 // replayBody is the body of a request that may be tried more than once. It remembers what was read of it, up to
 // replayLimit, and hands that out again to the next try.
 type replayBody struct {
+	reads  sync.Mutex // held during a read: a transport may still be at it when its try has already failed
 	source io.Reader
 
 	mu sync.Mutex
-	// mu guards the fields below: a transport may still read when its try has already failed.
+	// mu guards the fields below.
+
 	kept  []byte
 	spilt bool // more was read than is kept
 	try   int
@@ -31,14 +33,12 @@ func replayable(r *http.Request) *replayBody {
 }
 
 // next returns the body for the next try, and ends the one of the try before. It returns false if the body can't be sent
-// (again): too much of it is gone, or the try before is still waiting for the caller to send more.
+// (again), as too much of it is gone.
 func (b *replayBody) next() (io.ReadCloser, bool) {
 	if b == nil {
 		return http.NoBody, true
 	}
-	if !b.mu.TryLock() {
-		return nil, false
-	}
+	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.try++
 	return &tryBody{body: b, try: b.try}, !b.spilt
@@ -56,23 +56,43 @@ var errTryOver = errors.New("the request is being tried elsewhere")
 
 func (t *tryBody) Read(p []byte) (int, error) {
 	b := t.body
+	b.reads.Lock()
+	defer b.reads.Unlock()
+	if n, err := t.again(p); n > 0 || err != nil {
+		return n, err
+	}
+	n, err := b.source.Read(p)
+	if !t.keep(p[:n]) {
+		return 0, errTryOver
+	}
+	return n, err
+}
+
+// again hands out what was read before.
+func (t *tryBody) again(p []byte) (int, error) {
+	b := t.body
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if t.try != b.try {
 		return 0, errTryOver
 	}
-	if t.at < len(b.kept) {
-		n := copy(p, b.kept[t.at:])
-		t.at += n
-		return n, nil
-	}
-	n, err := b.source.Read(p)
-	b.spilt = b.spilt || len(b.kept)+n > replayLimit
+	n := copy(p, b.kept[min(t.at, len(b.kept)):])
+	t.at += n
+	return n, nil
+}
+
+// keep takes in what was just read. It returns false if the try ended meanwhile: then the next one needs all of it.
+func (t *tryBody) keep(p []byte) bool {
+	b := t.body
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	over := t.try != b.try
+	b.spilt = b.spilt || !over && len(b.kept)+len(p) > replayLimit
 	if !b.spilt {
-		b.kept = append(b.kept, p[:n]...)
-		t.at = len(b.kept)
+		b.kept = append(b.kept, p...)
 	}
-	return n, err
+	t.at += len(p)
+	return !over
 }
 
 func (t *tryBody) Close() error { return nil }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
+	"testing/synctest"
 
 	"pgregory.net/rapid"
 )
@@ -50,30 +52,42 @@ func TestReplay(t *testing.T) {
 	})
 }
 
-// TestReplayWaitsForNobody asks for another try while the one before waits for the caller.
-func TestReplayWaitsForNobody(t *testing.T) {
-	source, caller := io.Pipe()
-	b := replayable(&http.Request{Body: source})
-	first, _ := b.next()
-	reading, read := make(chan bool), make(chan error)
-	go func() {
-		buf := make([]byte, 1)
-		first.Read(buf)
-		close(reading)
-		_, err := first.Read(buf)
-		read <- err
-	}()
-	caller.Write([]byte("a"))
-	<-reading
-	for { // until the second read has begun
-		if _, ok := b.next(); !ok {
-			break
+// TestReplayWhileWaiting asks for another try while the one before waits for the caller to send more. What comes then is
+// for the new one.
+func TestReplayWhileWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, caller := io.Pipe()
+		b := replayable(&http.Request{Body: source})
+		first, _ := b.next()
+		over := make(chan error)
+		go func() {
+			buf := make([]byte, 100<<10)
+			first.Read(buf)
+			_, err := first.Read(buf)
+			over <- err
+		}()
+		caller.Write([]byte("abc"))
+		synctest.Wait()
+		second, ok := b.next()
+		if !ok {
+			t.Error("no further try, though little was read")
 		}
-	}
-	caller.Close()
-	if err := <-read; err != io.EOF && !errors.Is(err, errTryOver) {
-		t.Error(err)
-	}
+		long := strings.Repeat("d", replayLimit) // comes in one read, and must not be lost to the limit
+		go func() {
+			io.WriteString(caller, long)
+			io.WriteString(caller, "efg")
+			caller.Close()
+		}()
+		if got, err := io.ReadAll(second); err != nil || string(got) != "abc"+long+"efg" {
+			t.Errorf("the second try gets %d bytes, %v", len(got), err)
+		}
+		if err := <-over; err != errTryOver {
+			t.Errorf("the first try gets %v", err)
+		}
+		if _, ok := b.next(); ok {
+			t.Error("a third try, though too much was read")
+		}
+	})
 }
 
 func TestNoBodyIsSentAgain(t *testing.T) {
