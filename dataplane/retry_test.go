@@ -151,9 +151,9 @@ func TestRetriesMidway(t *testing.T) {
 				seen <- string(buf)
 				io.Copy(w, r.Body)
 			})
+			m.setPolicy("web", roundRobin)
 			dead.add(t, m)
-			for range 2 {
-				m.setPolicy("web", roundRobin)
+			for range 4 {
 				c := m.nodes["a"].dial(t)
 				c.send("POST / HTTP/1.1\r\nHost: web.mesh\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n")
 				if got := within(t, "part of a request", seen); got != "abcde" {

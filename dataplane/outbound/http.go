@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
@@ -23,8 +22,6 @@ import (
 const (
 	// maxTries bounds the tries of one request; the retry budget bounds those of all (SRE book, ch. 21: three attempts).
 	maxTries = 3
-	// idleTimeout is how long a connection to another agent stays open without a request.
-	idleTimeout = 90 * time.Second
 	// lateWrite is how long a caller may take, once its time is out, to read what it is told of that.
 	lateWrite = time.Second
 )
@@ -32,40 +29,14 @@ const (
 // engine is the part of Outbound that stands on net/http.
 type engine struct {
 	outbound *Outbound
-	peers    sync.Map // of *http.Transport, by the address of the agent that it leads to
+	peers    *peers
 	proxy    *httpio.Proxy
 }
 
 func newEngine(o *Outbound) *engine {
-	en := &engine{outbound: o}
+	en := &engine{outbound: o, peers: newPeers(o.cfg.Dial)}
 	en.proxy = httpio.NewProxy(en.roundTrip, o.cfg.Log)
 	return en
-}
-
-// peer returns the connections to an agent.
-func (en *engine) peer(agent netip.AddrPort) *http.Transport {
-	if t, ok := en.peers.Load(agent); ok {
-		return t.(*http.Transport)
-	}
-	t, _ := en.peers.LoadOrStore(agent, en.newTransport(agent))
-	return t.(*http.Transport)
-}
-
-func (en *engine) newTransport(agent netip.AddrPort) *http.Transport {
-	dial := func(ctx context.Context, _ string) (net.Conn, error) { return en.outbound.cfg.Dial(ctx, agent) }
-	return httpio.NewTransport(dial, idleTimeout)
-}
-
-// disconnect gives up the idle connections to an agent that has fallen silent: a request on one of them would wait for an
-// answer, where a new connection fails at once.
-func (en *engine) disconnect(agent netip.AddrPort) {
-	if t, ok := en.peers.LoadAndDelete(agent); ok {
-		t.(*http.Transport).CloseIdleConnections()
-	}
-}
-
-func (en *engine) disconnectAll() {
-	en.peers.Range(func(agent, _ any) bool { en.disconnect(agent.(netip.AddrPort)); return true })
 }
 
 // exchange is one request on its way through the agent. It travels in the request's context.
@@ -120,6 +91,9 @@ func (en *engine) route(r *http.Request) (*service, *fault.Error) {
 		return nil, fault.New(fault.NotMesh, "host %q is not SERVICE.%s", r.Host, Domain)
 	}
 	s := en.outbound.service(name)
+	if s == nil && !en.outbound.updated.Load() {
+		return nil, fault.New(fault.NoRegistry, "this agent has not reached the registry yet, so it knows no services")
+	}
 	if s == nil {
 		return nil, fault.New(fault.UnknownService, "no service %q is registered; `meshctl services` lists those that are", name)
 	}
@@ -312,7 +286,7 @@ func (en *engine) send(r *http.Request, picked balancer.Picked) (*http.Response,
 	}
 	r.URL.Scheme, r.URL.Host = "http", record.Agent.String()
 	r.Header.Set(httpio.HeaderEndpoint, string(picked.Endpoint.ID))
-	resp, err := httpio.RoundTrip(en.peer(record.Agent), r)
+	resp, err := httpio.RoundTrip(en.peers.transport(record.Agent), r)
 	if err != nil {
 		if no, ok := errors.AsType[*httpio.Unconnected](err); ok && r.Context().Err() == nil {
 			return nil, nil, fault.New(fault.ConnectFailed, "no connection to node %s: %v", record.Node, no.Err)

@@ -47,6 +47,7 @@ type Config struct {
 type Outbound struct {
 	cfg      Config
 	services atomic.Pointer[map[registry.ServiceName]*service]
+	updated  atomic.Bool // whether services says anything yet
 	sinks    sync.Pool // of *sink
 	engine   *engine
 	metrics  *metrics
@@ -89,6 +90,7 @@ func (o *Outbound) Update(now time.Time, snapshot *registry.Snapshot) {
 		after[name] = s
 	}
 	o.services.Store(&after)
+	o.updated.Store(true)
 	for name, s := range before {
 		if after[name] == nil {
 			s.metrics.forget()
@@ -103,9 +105,10 @@ func (o *Outbound) SetReachable(agent netip.AddrPort, reachable bool) {
 	defer o.mu.Unlock()
 	if reachable {
 		delete(o.down, agent)
+		o.engine.peers.isBack(agent)
 	} else {
 		o.down[agent] = true
-		o.engine.disconnect(agent)
+		o.engine.peers.fellSilent(now, agent)
 	}
 	for _, s := range *o.services.Load() {
 		s.fleet.SetReachable(now, agent, reachable)
@@ -125,7 +128,7 @@ const (
 
 // Run sends the probes that no request triggers, and keeps connections to other agents open, until ctx ends.
 func (o *Outbound) Run(ctx context.Context) error {
-	defer o.engine.disconnectAll()
+	defer o.engine.peers.closeIdle()
 	tick := time.NewTicker(idleTick)
 	defer tick.Stop()
 	for {
@@ -134,6 +137,7 @@ func (o *Outbound) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			now := time.Now()
+			o.engine.peers.cutSilent(now)
 			for _, s := range *o.services.Load() {
 				if s.usedSince(now.Add(-inUse)) {
 					o.probeIdle(now, s)

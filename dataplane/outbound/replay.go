@@ -55,10 +55,13 @@ type tryBody struct {
 var errTryOver = errors.New("the request is being tried elsewhere")
 
 func (t *tryBody) Read(p []byte) (int, error) {
+	if n, err := t.again(p); n > 0 || err != nil {
+		return n, err
+	}
 	b := t.body
 	b.reads.Lock()
 	defer b.reads.Unlock()
-	if n, err := t.again(p); n > 0 || err != nil {
+	if n, err := t.again(p); n > 0 || err != nil { // what the try before was waiting for
 		return n, err
 	}
 	n, err := b.source.Read(p)

@@ -72,13 +72,17 @@ func TestReplayWhileWaiting(t *testing.T) {
 		if !ok {
 			t.Error("no further try, though little was read")
 		}
+		buf := make([]byte, 3)
+		if _, err := io.ReadFull(second, buf); err != nil || string(buf) != "abc" { // without waiting
+			t.Errorf("got %q, %v", buf, err)
+		}
 		long := strings.Repeat("d", replayLimit) // comes in one read, and must not be lost to the limit
 		go func() {
 			io.WriteString(caller, long)
 			io.WriteString(caller, "efg")
 			caller.Close()
 		}()
-		if got, err := io.ReadAll(second); err != nil || string(got) != "abc"+long+"efg" {
+		if got, err := io.ReadAll(second); err != nil || string(got) != long+"efg" {
 			t.Errorf("the second try gets %d bytes, %v", len(got), err)
 		}
 		if err := <-over; err != errTryOver {
