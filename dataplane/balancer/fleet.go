@@ -113,7 +113,9 @@ func (f *Fleet) Update(now time.Time, records []registry.Endpoint) {
 			e = &Endpoint{ID: id, counter: f.counters.take()}
 			f.endpoints[id] = e
 		}
-		e.record.Store(&record)
+		if old := e.record.Swap(&record); old != nil && old.State != record.State && e.avoided == Declined {
+			e.avoidEnds = now // the registry has caught up with what the agent said
+		}
 	}
 	for id := range f.endpoints {
 		if !registered[id] {

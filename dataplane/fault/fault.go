@@ -17,6 +17,7 @@ const (
 	BadRequest         Reason = "bad_request"         // the request can't be parsed; 400, or what else net/http finds fit
 	NotMesh            Reason = "not_mesh"            // the host is not SERVICE.mesh
 	UnknownService     Reason = "unknown_service"     // no such service was ever registered
+	NoRegistry         Reason = "no_registry"         // the agent has never known any services: it can't reach the registry
 	NoEndpoints        Reason = "no_endpoints"        // the service has no replicas
 	NoneReady          Reason = "none_ready"          // all replicas are unhealthy or leaving
 	ConnectFailed      Reason = "connect_failed"      // no connection to the replica
@@ -51,7 +52,7 @@ func (r Reason) Status() int {
 // Known reports whether the reason is on the list.
 func (r Reason) Known() bool {
 	switch r {
-	case None, BadRequest, NotMesh, UnknownService, NoEndpoints, NoneReady, ConnectFailed, UnknownEndpoint,
+	case None, BadRequest, NotMesh, UnknownService, NoRegistry, NoEndpoints, NoneReady, ConnectFailed, UnknownEndpoint,
 		RetriesExhausted, Reset, Timeout, UnsupportedRequest, Canceled:
 		return true
 	}

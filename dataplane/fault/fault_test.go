@@ -34,7 +34,7 @@ func reasons(t *testing.T) []Reason {
 
 func TestReasons(t *testing.T) {
 	status := map[Reason]int{
-		BadRequest: 400, NotMesh: 404, UnknownService: 404, NoEndpoints: 503, NoneReady: 503, ConnectFailed: 503, UnknownEndpoint: 503,
+		BadRequest: 400, NotMesh: 404, UnknownService: 404, NoRegistry: 503, NoEndpoints: 503, NoneReady: 503, ConnectFailed: 503, UnknownEndpoint: 503,
 		RetriesExhausted: 503, Reset: 502, Timeout: 504, UnsupportedRequest: 501, Canceled: 499,
 	}
 	all := reasons(t)

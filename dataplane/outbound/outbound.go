@@ -48,7 +48,7 @@ type Outbound struct {
 	cfg      Config
 	services atomic.Pointer[map[registry.ServiceName]*service]
 	updated  atomic.Bool // whether services says anything yet
-	sinks    sync.Pool // of *sink
+	sinks    sync.Pool   // of *sink
 	engine   *engine
 	metrics  *metrics
 
