@@ -3,6 +3,7 @@ package balancer
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/load"
@@ -76,21 +77,12 @@ func (p *prequalPicker) sample(n int, dst []*Endpoint) []*Endpoint {
 	chosen := len(dst)
 	for j := len(all) - n; j < len(all); j++ {
 		e := all[p.rng.IntN(j+1)]
-		if contains(dst[chosen:], e) {
+		if slices.Contains(dst[chosen:], e) {
 			e = all[j]
 		}
 		dst = append(dst, e)
 	}
 	return dst
-}
-
-func contains(es []*Endpoint, e *Endpoint) bool {
-	for _, o := range es {
-		if o == e {
-			return true
-		}
-	}
-	return false
 }
 
 func (p *prequalPicker) Probed(now time.Time, e *Endpoint, r load.Report) {

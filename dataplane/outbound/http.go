@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -172,7 +173,7 @@ func (o *Outbound) pick(x *exchange, r *http.Request, tried []*balancer.Endpoint
 	req := keyOf(r, b.Policy)
 	picked, err := b.Pick(now, req)
 	for range 2 * len(tried) {
-		if err != nil || !contains(tried, picked.Endpoint) {
+		if err != nil || !slices.Contains(tried, picked.Endpoint) {
 			break
 		}
 		picked.Done(now, balancer.Abandoned)
@@ -186,15 +187,6 @@ func (o *Outbound) pick(x *exchange, r *http.Request, tried []*balancer.Endpoint
 		o.probe(now, x.service, b, picked.Shard(), e)
 	}
 	return picked, nil
-}
-
-func contains(es []*balancer.Endpoint, e *balancer.Endpoint) bool {
-	for _, o := range es {
-		if o == e {
-			return true
-		}
-	}
-	return false
 }
 
 // keyOf returns what the rule may know of the request.
