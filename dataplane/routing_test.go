@@ -101,7 +101,11 @@ func TestRefusals(t *testing.T) {
 // TestMalformedRequests sends what no HTTP client would. Each must be answered, or hung up on, without harm to others.
 func TestMalformedRequests(t *testing.T) {
 	m := newMesh(t, "a", "b")
-	m.serve("web", "b", echo)
+	m.serve("web", "b", func(w http.ResponseWriter, r *http.Request) {
+		if body, err := io.ReadAll(r.Body); err == nil {
+			w.Write(body)
+		}
+	})
 	n := m.nodes["a"]
 	other := n.dial(t) // lives through all of it
 	for _, test := range []struct {
@@ -162,6 +166,31 @@ func TestMalformedRequests(t *testing.T) {
 	if e := endpointView(n, "web"); e.Errors != 0 {
 		t.Errorf("%d errors are laid at the replica's door", e.Errors)
 	}
+}
+
+// TestMalformedAfterTheAnswer sends a bad chunk when the answer has begun: that breaks off, and is not the replica's fault.
+func TestMalformedAfterTheAnswer(t *testing.T) {
+	hops(t, func(t *testing.T, m *mesh, a *node, replica registry.NodeName) {
+		m.serve("web", replica, echo)
+		c := a.dial(t)
+		c.send("POST / HTTP/1.1\r\nHost: web.mesh\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n")
+		resp := c.header("POST")
+		buf := make([]byte, 3)
+		if _, err := io.ReadFull(resp.Body, buf); err != nil || string(buf) != "abc" {
+			t.Fatalf("got %q, %v", buf, err)
+		}
+		c.send("zz\r\n")
+		if rest, err := io.ReadAll(resp.Body); err == nil || isTimeout(err) {
+			t.Errorf("got %q, %v, want an answer that breaks off", rest, err)
+		}
+		m.quiet()
+		if e := endpointView(a, "web"); e.Errors != 0 {
+			t.Errorf("%d errors are laid at the replica's door", e.Errors)
+		}
+		if in := m.nodes[replica].Observe("web").Inbound[0]; in.Errors != 0 {
+			t.Errorf("%d errors at the replica", in.Errors)
+		}
+	})
 }
 
 // TestOnlyTheProxyAnswersForItself passes content that looks like an answer of net/http to a malformed request.

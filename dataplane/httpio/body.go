@@ -45,7 +45,7 @@ func (t *trackedBody) Read(p []byte) (int, error) {
 	case err == nil:
 	case errors.Is(err, io.EOF):
 		t.end(BodyComplete)
-	case errors.Is(t.ctx.Err(), context.Canceled):
+	case errors.Is(t.ctx.Err(), context.Canceled) || callerFailed(t.ctx):
 		t.end(BodyAborted)
 	case t.ctx.Err() != nil:
 		t.end(BodyLate)
@@ -116,7 +116,7 @@ type requestBody struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 
-	reading, ended, interrupted bool
+	reading, ended, failed, interrupted bool
 }
 
 var errInterrupted = errors.New("the rest of the request is not wanted any more")
@@ -154,6 +154,7 @@ func (b *requestBody) done(err error) error {
 	case err == nil:
 		return nil
 	case err != io.EOF:
+		b.failed = true
 		return callerFault(err)
 	}
 	b.ended = true
@@ -169,6 +170,18 @@ func (b *requestBody) unfinished() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return !b.ended
+}
+
+// callerFailed reports whether the caller of the request that has this context could not send its body. Then the
+// connection to the replica had to be broken.
+func callerFailed(ctx context.Context) bool {
+	g, ok := ctx.Value(passageKey{}).(*passage)
+	if !ok || g.request == nil {
+		return false
+	}
+	g.request.mu.Lock()
+	defer g.request.mu.Unlock()
+	return g.request.failed
 }
 
 // interrupt makes reads fail, the pending one too.

@@ -102,6 +102,8 @@ func (g *passage) Unwrap() http.ResponseWriter { return g.ResponseWriter }
 func (g *passage) WriteHeader(code int) {
 	h := g.Header()
 	switch {
+	case code == http.StatusContinue && g.request != nil:
+		return // net/http says so itself when the body is read, which is now
 	case code < http.StatusOK:
 		StripHeaders(h)
 	case g.request.unfinished():
