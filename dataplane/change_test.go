@@ -1,9 +1,11 @@
 package dataplane_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -485,6 +487,29 @@ func TestMetrics(t *testing.T) {
 		if strings.Contains(name, "shop") {
 			t.Errorf("a service that is gone has %s", name)
 		}
+	}
+}
+
+func TestAccessLog(t *testing.T) {
+	var log bytes.Buffer
+	leaveOut := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey || a.Key == "took" {
+			return slog.Attr{}
+		}
+		return a
+	}
+	m := meshConfig{access: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{ReplaceAttr: leaveOut}))}.newMesh(t, "a")
+	_, e := m.serve("web", "a", name("web"))
+	a := m.nodes["a"]
+	a.get(t, "http://web.mesh/path?secret=1")
+	a.do(t, request(t, "POST", "http://other.mesh/", nil))
+	if err := a.stop(); err != nil {
+		t.Error(err)
+	}
+	want := "level=INFO msg=request method=GET host=web.mesh path=/path endpoint=" + string(e.ID()) + " status=200 reason=\"\" tries=1\n" +
+		"level=INFO msg=request method=POST host=other.mesh path=/ endpoint=\"\" status=404 reason=unknown_service tries=0\n"
+	if log.String() != want {
+		t.Errorf("got\n%swant\n%s", log.String(), want)
 	}
 }
 

@@ -2,6 +2,7 @@ package dataplane_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -54,8 +55,8 @@ type node struct {
 }
 
 type meshConfig struct {
-	drain time.Duration
-	log   *slog.Logger // of accesses
+	drain  time.Duration
+	access *slog.Logger
 }
 
 func newMesh(t testing.TB, names ...registry.NodeName) *mesh {
@@ -76,7 +77,7 @@ func (m *mesh) start(name registry.NodeName, cfg meshConfig, at string) *node {
 	n := &node{name: name, metrics: prometheus.NewRegistry()}
 	var err error
 	n.Dataplane, err = dataplane.New(dataplane.Config{
-		Node: name, Transport: &testTransport{node: n}, DrainTimeout: cfg.drain, AccessLog: cfg.log, Log: cfg.log, Metrics: n.metrics,
+		Node: name, Transport: &testTransport{node: n}, DrainTimeout: cfg.drain, AccessLog: cfg.access, Log: slog.New(slog.NewTextHandler(panics{t}, &slog.HandlerOptions{Level: slog.LevelDebug})), Metrics: n.metrics,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -100,6 +101,16 @@ func (m *mesh) start(name registry.NodeName, cfg meshConfig, at string) *node {
 		}
 	})
 	return n
+}
+
+// panics is a log that fails the test if a handler panicked, which net/http hides.
+type panics struct{ t testing.TB }
+
+func (p panics) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte("panic")) {
+		p.t.Errorf("%s", line)
+	}
+	return len(line), nil
 }
 
 func listen(t testing.TB, at string) net.Listener {

@@ -28,7 +28,7 @@ func NewProxy(rt RoundTripper, log *slog.Logger) *Proxy {
 		Transport: RoundTripper(func(r *http.Request) (*http.Response, error) {
 			resp, err := rt(r)
 			if err == nil {
-				r.Context().Value(passageKey{}).(*passage).response = resp
+				r.Context().Value(passageKey{}).(*passage).response = resp.Body
 			}
 			return resp, err
 		}),
@@ -92,7 +92,7 @@ type passage struct {
 	http.ResponseWriter
 	control  *http.ResponseController
 	request  *requestBody // nil if there is none
-	response *http.Response
+	response io.Closer    // nil if there is none yet
 }
 
 // Unwrap is for http.ResponseController.
@@ -132,7 +132,7 @@ func (g *passage) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 // off shall know now.
 func (g *passage) end(completed bool) {
 	if g.response != nil {
-		g.response.Body.Close()
+		g.response.Close()
 	}
 	if g.request.unfinished() {
 		g.request.interrupt()
