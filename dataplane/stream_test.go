@@ -519,6 +519,21 @@ func TestUpgrades(t *testing.T) {
 	}
 }
 
+// TestUpgradeMidway has the replica switch protocols while the caller still sends its request, which makes no sense.
+func TestUpgradeMidway(t *testing.T) {
+	hops(t, func(t *testing.T, m *mesh, a *node, replica registry.NodeName) {
+		address, _ := rawReplica(t, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+		m.register("web", replica, address)
+		for range 20 {
+			c := a.dial(t)
+			c.send("POST / HTTP/1.1\r\nHost: web.mesh\r\nConnection: Upgrade\r\nUpgrade: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n")
+			c.header("POST")
+			io.WriteString(c, "5\r\nabcde\r\n0\r\n\r\nmore and more")
+			c.wantEnd()
+		}
+	})
+}
+
 // TestRandomAborts ends requests of all kinds at random moments, from both sides. In the end nothing may be in flight.
 func TestRandomAborts(t *testing.T) {
 	m := newMesh(t, "a", "b")
@@ -584,8 +599,10 @@ func abortAtRandom(proxy string, rng *rand.Rand) {
 	c.SetDeadline(time.Now().Add(time.Duration(rng.IntN(30)) * time.Millisecond))
 	path := []string{"/echo", "/early", "/die", "/upgrade", "/slow"}[rng.IntN(5)]
 	head := "Transfer-Encoding: chunked\r\n"
-	if path == "/upgrade" {
+	if path == "/upgrade" && rng.IntN(2) == 0 {
 		head = "Connection: Upgrade\r\nUpgrade: x\r\n"
+	} else if path == "/upgrade" {
+		head += "Connection: Upgrade\r\nUpgrade: x\r\n"
 	}
 	fmt.Fprintf(c, "POST %s?%s HTTP/1.1\r\nHost: web.mesh\r\n%s\r\n", path, strings.Repeat("x", rng.IntN(100)), head)
 	for range rng.IntN(10) {

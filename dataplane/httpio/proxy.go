@@ -118,8 +118,13 @@ func (g *passage) WriteHeader(code int) {
 	g.ResponseWriter.WriteHeader(code)
 }
 
-// Hijack returns the caller's connection with what was read of it already.
+// Hijack returns the caller's connection with what was read of it already. What is left of the request's body is not read
+// any more: nobody could tell it from what comes after it.
 func (g *passage) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	if g.request.unfinished() {
+		g.request.interrupt()
+		g.request.wait()
+	}
 	c, rw, err := g.control.Hijack()
 	if err != nil {
 		return nil, nil, err

@@ -81,8 +81,10 @@ func (s Server) server(base context.Context, open *connections) *http.Server {
 			c.busy.Store(true)
 			s.Handler.ServeHTTP(w, r)
 		}),
-		BaseContext:                  func(net.Listener) context.Context { return base },
-		ConnContext:                  func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		BaseContext: func(net.Listener) context.Context { return base },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, c)
+		},
 		ConnState:                    func(c net.Conn, state http.ConnState) { c.(*conn).become(state) },
 		DisableGeneralOptionsHandler: true, // replicas answer OPTIONS *
 		ReadHeaderTimeout:            headerTimeout,
