@@ -24,6 +24,7 @@ type Mux struct {
 	log       *slog.Logger
 	metrics   *metrics
 	listeners map[Protocol]*listener // fixed once Run begins
+	atOnce    int                    // handshakes
 }
 
 // NewMux returns a Mux whose connections t accepts. A nil log discards, nil metrics are kept from no one.
@@ -31,7 +32,8 @@ func NewMux(t Transport, log *slog.Logger, metrics prometheus.Registerer) *Mux {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Mux{transport: t, log: log, metrics: newMetrics(metrics), listeners: make(map[Protocol]*listener)}
+	return &Mux{transport: t, log: log, metrics: newMetrics(metrics),
+		listeners: make(map[Protocol]*listener), atOnce: maxHandshakes}
 }
 
 // Listener returns where connections for p arrive. Call it before Run, and once for each protocol: connections for
@@ -58,7 +60,7 @@ func (m *Mux) Run(ctx context.Context, l net.Listener) error {
 	for _, pl := range m.listeners {
 		pl.setAddr(l.Addr())
 	}
-	busy := make(chan struct{}, maxHandshakes)
+	busy := make(chan struct{}, m.atOnce)
 	for {
 		busy <- struct{}{} // every handshake ends in time, so this does too
 		c, err := m.accept(ctx, l)

@@ -237,10 +237,11 @@ func inMemory(t *testing.T, m *transport.Mux) (dial func() net.Conn, stop func()
 func TestSlowLoris(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := transport.NewMux(transport.Plain{}, nil, nil)
+		m.LimitHandshakes(32)
 		l := m.Listener(transport.HTTP)
 		dial, stop := inMemory(t, m)
 		var idle []net.Conn
-		for range 2000 {
+		for range 2*32 - 1 {
 			c := dial()
 			io.WriteString(c, "HEAD")
 			idle = append(idle, c)
