@@ -26,8 +26,6 @@ type Request struct {
 	Key uint64
 	// Keyed reports whether there is one.
 	Keyed bool
-
-	total int // this agent's requests in flight to the service; only for a rule that needs it
 }
 
 // Class says how a replica was chosen.
@@ -73,7 +71,7 @@ type Prober interface {
 }
 
 // newPicker returns the rule that a policy names.
-func newPicker(p policy.Policy, rng *rand.Rand) Picker {
+func newPicker(p policy.Policy, rng *rand.Rand, flights flights) Picker {
 	switch p.Balancer {
 	case policy.BalancerRoundRobin:
 		return &roundRobin{next: rng.Int()}
@@ -84,7 +82,7 @@ func newPicker(p policy.Policy, rng *rand.Rand) Picker {
 	case policy.BalancerP2C:
 		return &p2c{rng: rng}
 	case policy.BalancerRingHash:
-		return &ringHash{rng: rng, factor: p.Hash.LoadFactor}
+		return &ringHash{rng: rng, factor: p.Hash.LoadFactor, flights: flights}
 	default:
 		return &prequalPicker{cfg: p.Prequal, rng: rng}
 	}
@@ -106,21 +104,29 @@ type Balancer struct {
 }
 
 type shard struct {
+	_  apart
 	mu sync.Mutex
-	// mu guards picker and set.
+	// mu guards the fields below, but for inFlight.
 	picker Picker
 	set    *Set
+	source rand.PCG
 
 	inFlight *inFlight
-	_        [64]byte // shards must not share a cache line
+	_        apart
 }
+
+// apart keeps what one processor writes all the time away from what others write: processors hand memory to one another in
+// lines of 64 bytes, and fetch two at once.
+type apart [128]byte
 
 // New returns a balancer over a fleet. Its rule starts with empty hands. The same seed gives the same choices.
 func New(p policy.Policy, fleet *Fleet, shards int, seed uint64) *Balancer {
 	b := &Balancer{Policy: p, fleet: fleet, inFlight: fleet.inFlightParts(shards)}
 	for i := range shards {
-		rng := rand.New(rand.NewPCG(seed, uint64(i)))
-		b.shards = append(b.shards, &shard{picker: newPicker(p, rng), inFlight: b.inFlight[i]})
+		s := &shard{inFlight: b.inFlight[i]}
+		s.source.Seed(seed, uint64(i))
+		s.picker = newPicker(p, rand.New(&s.source), flights{own: s.inFlight, all: b.inFlight})
+		b.shards = append(b.shards, s)
 	}
 	b.mine.New = func() any { return b.shards[int(b.dealt.Add(1))%len(b.shards)] }
 	return b
@@ -144,9 +150,6 @@ func (b *Balancer) Pick(now time.Time, req Request) (Picked, error) {
 		return Picked{}, ErrNoneReady
 	}
 	s := b.lockShard()
-	if req.Keyed {
-		req.total = b.total()
-	}
 	if s.set != set {
 		s.adopt(now, set)
 	}
@@ -179,14 +182,6 @@ func (s *shard) adopt(now time.Time, set *Set) {
 		s.set = set
 		s.picker.Update(now, set)
 	}
-}
-
-func (b *Balancer) total() int {
-	total := int64(0)
-	for _, part := range b.inFlight {
-		total += part.Load()
-	}
-	return int(total)
 }
 
 // Outcome says how a request ended, as the caller's agent saw it.

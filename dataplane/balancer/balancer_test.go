@@ -42,7 +42,7 @@ func TestPickedRequestsAreCounted(t *testing.T) {
 	for _, outcome := range []Outcome{Succeeded, Failed, Unconnected, Abandoned} {
 		b, es := balancerOf(policy.BalancerRoundRobin, 1)
 		picked := pick(t, b, start)
-		if es[0].RIF() != 1 || es[0].Picks() != 1 || b.total() != 1 {
+		if es[0].RIF() != 1 || es[0].Picks() != 1 || (flights{all: b.inFlight}).total() != 1 {
 			t.Errorf("picked: got %d in flight, %d picks; want 1 and 1", es[0].RIF(), es[0].Picks())
 		}
 		picked.Done(start, outcome)
@@ -50,7 +50,7 @@ func TestPickedRequestsAreCounted(t *testing.T) {
 		if outcome == Failed || outcome == Unconnected {
 			failed = 1
 		}
-		if es[0].RIF() != 0 || es[0].Picks() != 1 || es[0].Errors() != failed || b.total() != 0 {
+		if es[0].RIF() != 0 || es[0].Picks() != 1 || es[0].Errors() != failed || (flights{all: b.inFlight}).total() != 0 {
 			t.Errorf("done, outcome %d: got %d in flight, %d picks, %d errors", outcome, es[0].RIF(), es[0].Picks(), es[0].Errors())
 		}
 	}
@@ -181,8 +181,8 @@ func TestConcurrentUse(t *testing.T) {
 				}
 				return true
 			})
-			if total != picks.Load() || b.total() != 0 {
-				t.Errorf("got %d picks, %d in flight; want %d, 0", total, b.total(), picks.Load())
+			if total != picks.Load() || (flights{all: b.inFlight}).total() != 0 {
+				t.Errorf("got %d picks, %d in flight; want %d, 0", total, flights{all: b.inFlight}.total(), picks.Load())
 			}
 		})
 	}

@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"testing"
 	"time"
@@ -61,11 +62,11 @@ func BenchmarkPick(b *testing.B) {
 				}
 			}
 			b.RunParallel(func(pb *testing.PB) {
-				key := uint64(0)
+				key := rand.Uint64()
 				var probes [4]*Endpoint
 				for pb.Next() {
 					key++
-					picked, err := balancer.Pick(now, Request{Key: mix(key), Keyed: true})
+					picked, err := balancer.Pick(now, Request{Key: mix(key), Keyed: rule == policy.BalancerRingHash})
 					if err != nil {
 						b.Error(err)
 						return

@@ -29,8 +29,27 @@ type Fleet struct {
 // inFlight counts requests in flight to a service, in part: those of one shard of every balancer that the fleet has had,
 // as the requests of an earlier one still weigh on the replicas.
 type inFlight struct {
+	_ apart
 	atomic.Int64
-	_ [64]byte // parts must not share a cache line
+	_ apart
+}
+
+// flights is what one shard knows of the requests in flight to the service.
+type flights struct {
+	own *inFlight // those of the shard itself: no other processor writes it
+	all []*inFlight
+}
+
+// atLeast returns a lower bound of total that costs less: others' parts have to be fetched from other processors.
+func (f flights) atLeast() int { return int(max(f.own.Load(), 0)) }
+
+// total returns how many requests are in flight.
+func (f flights) total() int {
+	total := int64(0)
+	for _, part := range f.all {
+		total += part.Load()
+	}
+	return int(total)
 }
 
 // Set is the replicas to choose from at one moment. It is immutable and shared.

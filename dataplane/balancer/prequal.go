@@ -15,6 +15,7 @@ import (
 // earlier requests, and sends probes for later ones. Use it wherever requests differ in cost or replicas in speed; it
 // needs agents at the replicas to answer the probes.
 type prequalPicker struct {
+	_    apart
 	cfg  policy.Prequal
 	rng  *rand.Rand
 	set  *Set
@@ -23,6 +24,7 @@ type prequalPicker struct {
 	present   map[*Endpoint]bool // in set
 	lastPick  time.Time
 	lastProbe time.Time
+	_         apart
 }
 
 func (p *prequalPicker) Update(now time.Time, set *Set) {

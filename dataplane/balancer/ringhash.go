@@ -14,10 +14,11 @@ import (
 // included, none of n replicas may hold more than ⌈c·m/n⌉; a full one passes the request to the next on the ring.
 // Use it where a replica is better at keys that it has seen (caches); not to spread load evenly.
 type ringHash struct {
-	rng    *rand.Rand
-	factor float64 // c
-	set    *Set
-	ring   *ring
+	rng     *rand.Rand
+	factor  float64 // c
+	flights flights
+	set     *Set
+	ring    *ring
 }
 
 func (h *ringHash) Update(_ time.Time, set *Set) {
@@ -26,14 +27,17 @@ func (h *ringHash) Update(_ time.Time, set *Set) {
 }
 
 func (h *ringHash) Pick(_ time.Time, req Request) (*Endpoint, Class) {
-	n := len(h.set.Endpoints)
 	if !req.Keyed {
-		return h.set.Endpoints[h.rng.IntN(n)], Fallback
+		return h.set.Endpoints[h.rng.IntN(len(h.set.Endpoints))], Fallback
 	}
-	room := int(math.Ceil(h.factor*float64(req.total+1)/float64(n) - rounding))
 	at := h.ring.find(req.Key)
 	home := h.ring.owner(at)
-	if home.RIF() < room {
+	rif := home.RIF()
+	if rif < h.room(h.flights.atLeast()) {
+		return home, Ruled
+	}
+	room := h.room(h.flights.total())
+	if rif < room {
 		return home, Ruled
 	}
 	for range len(h.ring.points) {
@@ -44,6 +48,11 @@ func (h *ringHash) Pick(_ time.Time, req Request) (*Endpoint, Class) {
 	}
 	// All are full, which only happens while others pick at the same moment.
 	return home, Overflow
+}
+
+// room returns how many requests a replica may hold while m are in flight and one more arrives.
+func (h *ringHash) room(m int) int {
+	return int(math.Ceil(h.factor*float64(m+1)/float64(len(h.set.Endpoints)) - rounding))
 }
 
 // rounding is more than what floating point adds to a bound that is a whole number.

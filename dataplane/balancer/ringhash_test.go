@@ -153,7 +153,7 @@ func TestRingHashCountsRequestsOfEarlierPolicies(t *testing.T) {
 	for _, picked := range old {
 		picked.Done(start, Succeeded)
 	}
-	if total := b.total(); total != 4 || es[0].RIF()+es[1].RIF()+es[2].RIF()+es[3].RIF() != 4 {
+	if total := (flights{all: b.inFlight}).total(); total != 4 || es[0].RIF()+es[1].RIF()+es[2].RIF()+es[3].RIF() != 4 {
 		t.Errorf("in flight at the end: got %d; want 4", total)
 	}
 }

@@ -21,8 +21,10 @@ func (r *random) Pick(time.Time, Request) (*Endpoint, Class) {
 
 // roundRobin picks each replica in turn. It gives every replica the same number of requests, whatever they cost there.
 type roundRobin struct {
+	_    apart
 	set  *Set
 	next int
+	_    apart
 }
 
 func (r *roundRobin) Update(_ time.Time, set *Set) {
@@ -42,9 +44,11 @@ func (r *roundRobin) Pick(time.Time, Request) (*Endpoint, Class) {
 // leastLoaded picks the replica to which this agent has the fewest requests in flight; of equals, the next in cyclic
 // order after the last pick, as NGINX and Envoy do (Prequal §5.2, "LeastLoaded"). It cannot see the requests of others.
 type leastLoaded struct {
+	_        apart
 	set      *Set
 	counters []*counter
 	last     int
+	_        apart
 }
 
 func (l *leastLoaded) Update(_ time.Time, set *Set) {
