@@ -35,10 +35,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	store := newStage(ctx, cancel)
-	if err := a.startEtcd(ctx, store); err != nil {
-		proxy.Close()
-		mesh.Close()
-		return errors.Join(err, store.end())
+	if !a.startEtcd(ctx, store) {
+		return errors.Join(store.end(), proxy.Close(), mesh.Close())
 	}
 	parts, traffic := newStage(ctx, cancel), newStage(ctx, cancel)
 	parts.run(func(ctx context.Context) error { return a.registry.Run(ctx, a.apply) })
@@ -152,28 +150,25 @@ func inUse(err error, flag string) error {
 	return fmt.Errorf("%w; choose another address with %s, or another --bind for a second agent on this machine", err, flag)
 }
 
-// startEtcd starts the embedded etcd, if there is one, and waits until it serves.
-func (a *Agent) startEtcd(ctx context.Context, store *stage) error {
+// startEtcd starts the embedded etcd, if there is one, and reports whether it serves; if not, the stage knows why.
+func (a *Agent) startEtcd(ctx context.Context, store *stage) bool {
 	if a.cfg.EtcdEmbedded == "" {
-		return nil
+		return true
 	}
-	ready := make(chan struct{})
-	failed := make(chan error, 1)
+	ready, ended := make(chan struct{}), make(chan struct{})
 	store.run(func(ctx context.Context) error {
-		err := embedded.Run(ctx, embedded.Config{
+		defer close(ended)
+		return embedded.Run(ctx, embedded.Config{
 			Dir: a.cfg.EtcdEmbedded, ClientAddr: a.cfg.EtcdListen.String(), PeerAddr: a.cfg.EtcdPeerListen.String(), Log: a.cfg.Log,
 		}, func(string) { close(ready) })
-		failed <- err
-		return err
 	})
 	select {
 	case <-ready:
-		return nil
-	case <-failed:
-		return nil // the stage has the error
+		return true
+	case <-ended:
 	case <-ctx.Done():
-		return nil
 	}
+	return false
 }
 
 // readiness lists what must hold before the node's traffic should come here.
