@@ -44,7 +44,9 @@ func (p *prequalPicker) Pick(now time.Time, _ Request) (*Endpoint, Class) {
 	e, class, ok := p.pool.Select(now)
 	switch {
 	case !ok:
-		return p.set.Endpoints[p.rng.IntN(len(p.set.Endpoints))], Fallback
+		e = p.set.Endpoints[p.rng.IntN(len(p.set.Endpoints))]
+		p.pool.Charge(e)
+		return e, Fallback
 	case class == prequal.Hot:
 		return e, Hot
 	default:

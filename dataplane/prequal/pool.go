@@ -173,6 +173,14 @@ func (p *Pool[K]) Select(now time.Time) (key K, class Class, ok bool) {
 	return key, class, true
 }
 
+// Charge accounts for a request that goes to a replica which was not chosen from the pool: if it is pooled nevertheless,
+// its probe counts one more request in flight (§4, RIF compensation).
+func (p *Pool[K]) Charge(key K) {
+	if i := p.find(key); i >= 0 {
+		p.entries[i].rif++
+	}
+}
+
 // ProbesDue returns how many probes to send on account of one more request: r_probe on average, rounded
 // deterministically (§4, footnote 7).
 func (p *Pool[K]) ProbesDue() int {

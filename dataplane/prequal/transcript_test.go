@@ -26,6 +26,7 @@ import (
 //	due N                       says how many probes to send on account of each of N requests
 //	advance D                   time passes
 //	fleet N [without A,B...]    the fleet now has N replicas; A and B have left
+//	charge A                    a request went to replica A without being placed by the pool
 //	forget A                    replica A could not be connected to
 //	show                        prints the pool
 //
@@ -127,6 +128,8 @@ func (s *scene) step(t *testing.T, line string) {
 			gone = append(gone, a.Vals...)
 		}
 		s.pool.Resize(count(arg(0)), func(key string) bool { return !slices.Contains(gone, key) })
+	case "charge":
+		s.pool.Charge(arg(0))
 	case "forget":
 		s.pool.Forget(arg(0))
 	case "show":
