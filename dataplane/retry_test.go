@@ -37,16 +37,19 @@ var unconnectable = []struct {
 	{"dead replica, same node", func(t *testing.T, m *mesh) { m.register("web", "a", deaf(t)) }},
 	{"dead replica, other node", func(t *testing.T, m *mesh) { m.register("web", "b", deaf(t)) }},
 	{"dead agent", func(t *testing.T, m *mesh) {
-		e := m.register("web", "b", "127.0.0.1:1")
+		e := m.register("web", "b", nowhere(m))
 		e.Node, e.Agent = "gone", mustAddr(deaf(t))
 		m.endpoints[len(m.endpoints)-1] = e
 		m.publish()
 	}},
 	{"unknown to its agent", func(t *testing.T, m *mesh) {
-		m.register("web", "b", "127.0.0.1:1")
+		m.register("web", "b", nowhere(m))
 		m.nodes["b"].UpdateLocal(nil)
 	}},
 }
+
+// nowhere returns an address that no other endpoint has.
+func nowhere(m *mesh) string { return fmt.Sprintf("127.0.0.1:%d", 1+len(m.endpoints)) }
 
 func TestRetriesElsewhere(t *testing.T) {
 	for _, dead := range unconnectable {
@@ -96,6 +99,23 @@ func TestRetriesAreBounded(t *testing.T) {
 				}
 			}
 			wantMetric(t, a, `headroom_outbound_retry_budget_exhausted_total{service="web"}`, 1)
+			m.quiet()
+		})
+	}
+}
+
+// TestTheOnlyReplicaIsTriedOnce has nowhere else to send the request.
+func TestTheOnlyReplicaIsTriedOnce(t *testing.T) {
+	for _, dead := range unconnectable {
+		t.Run(dead.name, func(t *testing.T) {
+			m := newMesh(t, "a", "b", "c")
+			dead.add(t, m)
+			a := m.nodes["a"]
+			resp, body := a.get(t, "http://web.mesh/")
+			wantFault(t, resp, body, fault.RetriesExhausted)
+			if v := a.Observe("web").Outbound[0]; v.Endpoints[0].Errors != 1 {
+				t.Errorf("it was tried %d times", v.Endpoints[0].Errors)
+			}
 			m.quiet()
 		})
 	}

@@ -120,16 +120,17 @@ func (en *engine) roundTrip(r *http.Request) (*http.Response, error) {
 	replay := replayable(r)
 	body, _ := replay.next()
 	var tried [maxTries]*balancer.Endpoint
+	var failure *fault.Error
 	for {
 		picked, err := en.outbound.pick(x, r, tried[:x.tries])
 		if err != nil {
-			return x.fail(pickFault(x.service.name, err))
+			return x.fail(pickFault(x.service.name, err, failure))
 		}
 		tried[x.tries] = picked.Endpoint
 		x.tries++
 		x.endpoint = picked.Endpoint.ID
-		resp, failure := en.try(r, body, picked)
-		if failure == nil {
+		var resp *http.Response
+		if resp, failure = en.try(r, body, picked); failure == nil {
 			x.status = resp.StatusCode
 			return resp, nil
 		}
@@ -159,24 +160,33 @@ func (s *service) retry() bool {
 	return true
 }
 
-func pickFault(name registry.ServiceName, err error) *fault.Error {
-	if errors.Is(err, balancer.ErrNoEndpoints) {
+// errAllTried means that there is no replica but those that the request could not be sent to.
+var errAllTried = errors.New("all replicas were tried")
+
+func pickFault(name registry.ServiceName, err error, last *fault.Error) *fault.Error {
+	switch {
+	case errors.Is(err, errAllTried):
+		return fault.New(fault.RetriesExhausted, "no connection, and no other replica to try: %s", last.Detail)
+	case errors.Is(err, balancer.ErrNoEndpoints):
 		return fault.New(fault.NoEndpoints, "service %q has no endpoints", name)
+	default:
+		return fault.New(fault.NoneReady, "no endpoint of service %q is ready", name)
 	}
-	return fault.New(fault.NoneReady, "no endpoint of service %q is ready", name)
 }
 
-// pick places the request, on a replica that was not tried yet if chance allows, and sends the probes that are due.
+// repicks is how often a rule is asked again when it picks a replica that was tried already.
+const repicks = 8
+
+// pick places the request on a replica that was not tried yet, and sends the probes that are due.
 func (o *Outbound) pick(x *exchange, r *http.Request, tried []*balancer.Endpoint) (balancer.Picked, error) {
 	now := time.Now()
 	b := x.service.balancer.Load()
-	req := keyOf(r, b.Policy)
-	picked, err := b.Pick(now, req)
-	for range 2 * len(tried) {
-		if err != nil || !slices.Contains(tried, picked.Endpoint) {
-			break
-		}
+	picked, err := b.Pick(now, keyOf(r, b.Policy))
+	for n := 0; err == nil && slices.Contains(tried, picked.Endpoint); n++ {
 		picked.Done(now, balancer.Abandoned)
+		if n == repicks {
+			return picked, errAllTried
+		}
 		picked, err = b.Pick(now, balancer.Request{})
 	}
 	if err != nil {

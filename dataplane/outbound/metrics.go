@@ -41,6 +41,8 @@ type outcome struct {
 	reason fault.Reason
 }
 
+func (o outcome) class() string { return strconv.Itoa(o.code) + "xx" }
+
 func newMetrics(r prometheus.Registerer) *metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
@@ -86,12 +88,17 @@ func (s *serviceMetrics) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.gone = true
-	labels := prometheus.Labels{"service": s.name}
-	s.all.requests.DeletePartialMatch(labels)
-	s.all.duration.DeletePartialMatch(labels)
-	s.all.picks.DeletePartialMatch(labels)
-	s.all.retries.DeletePartialMatch(labels)
-	s.all.budgetExhausted.DeletePartialMatch(labels)
+	// By their full labels: to search all series for each service that goes would take for ever when many go at once.
+	s.all.duration.DeleteLabelValues(s.name)
+	s.all.retries.DeleteLabelValues(s.name)
+	s.all.budgetExhausted.DeleteLabelValues(s.name)
+	for class := range s.picks {
+		s.all.picks.DeleteLabelValues(s.name, balancer.Class(class).String())
+	}
+	s.requests.Range(func(key, _ any) bool {
+		o := key.(outcome)
+		return s.all.requests.DeleteLabelValues(s.name, o.class(), string(o.reason))
+	})
 }
 
 func (m *metrics) unrouted(reason fault.Reason) { m.refused.WithLabelValues(string(reason)).Inc() }
@@ -108,7 +115,7 @@ func (s *serviceMetrics) finished(status int, reason fault.Reason, took time.Dur
 	if s.gone {
 		return
 	}
-	c := s.all.requests.WithLabelValues(s.name, strconv.Itoa(key.code)+"xx", string(reason))
+	c := s.all.requests.WithLabelValues(s.name, key.class(), string(reason))
 	s.requests.Store(key, c)
 	c.Inc()
 }
