@@ -3,9 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -30,22 +27,25 @@ const orientation = 2 * time.Second
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	proxy, mesh, err := a.listen()
+	claimed, err := a.claim()
 	if err != nil {
 		return err
 	}
+	defer claimed.release()
 	store := newStage(ctx, cancel)
 	if !a.startEtcd(ctx, store) {
-		return errors.Join(store.end(), proxy.Close(), mesh.Close())
+		return store.end()
 	}
 	parts, traffic := newStage(ctx, cancel), newStage(ctx, cancel)
 	parts.run(func(ctx context.Context) error { return a.registry.Run(ctx, a.apply) })
 	parts.run(a.gossip.Run)
 	parts.run(func(ctx context.Context) error { return a.local.Run(ctx, a.applyLocal) })
-	parts.run(a.admin.Run)
+	parts.run(func(ctx context.Context) error { return a.admin.Run(ctx, claimed.admin) })
 	a.orient(ctx)
-	traffic.run(func(ctx context.Context) error { return a.dataplane.Run(ctx, proxy, mesh) })
-	a.cfg.Log.Info("agent started", "node", a.cfg.Node, "proxy", a.cfg.Proxy, "mesh", a.cfg.Mesh, "admin", a.cfg.Admin, "metrics", a.cfg.AdminHTTP)
+	traffic.run(func(ctx context.Context) error { return a.dataplane.Run(ctx, claimed.proxy, claimed.mesh) })
+	if ctx.Err() == nil {
+		a.cfg.Log.Info("agent started", "node", a.cfg.Node, "proxy", a.cfg.Proxy, "mesh", a.cfg.Mesh, "admin", a.cfg.Admin, "metrics", a.cfg.AdminHTTP)
+	}
 
 	<-ctx.Done()
 	a.cfg.Log.Info("draining", "reason", context.Cause(ctx))
@@ -96,58 +96,6 @@ func (a *Agent) leaveGossip(ctx context.Context) {
 	if err := a.gossip.Leave(ctx); err != nil {
 		a.cfg.Log.Warn("could not take leave of the other agents", "err", err)
 	}
-}
-
-// listen opens the ports for traffic and tries those that other parts open later, so that a port in use is an error
-// before anything has begun.
-func (a *Agent) listen() (proxy, mesh net.Listener, err error) {
-	if proxy, err = listenOn(a.cfg.Proxy, "--proxy"); err != nil {
-		return nil, nil, err
-	}
-	if mesh, err = listenOn(a.cfg.Mesh, "--mesh"); err != nil {
-		return nil, nil, errors.Join(err, proxy.Close())
-	}
-	if err := a.tryPorts(); err != nil {
-		return nil, nil, errors.Join(err, proxy.Close(), mesh.Close())
-	}
-	return proxy, mesh, nil
-}
-
-func (a *Agent) tryPorts() error {
-	type port struct {
-		at   netip.AddrPort
-		flag string
-	}
-	ports := []port{{a.cfg.Gossip, "--gossip"}, {a.cfg.Admin, "--admin"}, {a.cfg.AdminHTTP, "--admin-http"}}
-	if a.cfg.EtcdEmbedded != "" {
-		ports = append(ports, port{a.cfg.EtcdListen, "--etcd-listen"}, port{a.cfg.EtcdPeerListen, "--etcd-peer-listen"})
-	}
-	for _, p := range ports {
-		l, err := listenOn(p.at, p.flag)
-		if err != nil {
-			return err
-		}
-		if err := l.Close(); err != nil {
-			return err
-		}
-	}
-	l, err := net.ListenPacket("udp", a.cfg.Gossip.String())
-	if err != nil {
-		return inUse(err, "--gossip")
-	}
-	return l.Close()
-}
-
-func listenOn(at netip.AddrPort, flag string) (net.Listener, error) {
-	l, err := net.Listen("tcp", at.String())
-	if err != nil {
-		return nil, inUse(err, flag)
-	}
-	return l, nil
-}
-
-func inUse(err error, flag string) error {
-	return fmt.Errorf("%w; choose another address with %s, or another --bind for a second agent on this machine", err, flag)
 }
 
 // startEtcd starts the embedded etcd, if there is one, and reports whether it serves; if not, the stage knows why.

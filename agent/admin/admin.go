@@ -153,19 +153,11 @@ func New(cfg Config) (*Admin, error) {
 	}, nil
 }
 
-// Run answers until ctx ends, then lets calls under way finish for a moment. It is called once.
-func (a *Admin) Run(ctx context.Context) error {
-	l, err := a.listen()
-	if err != nil {
-		return fmt.Errorf("admin: %w", err)
-	}
-	return a.serve(ctx, l)
-}
+// Listeners are the places at which an Admin answers.
+type Listeners struct{ socket, rpc, http net.Listener } // socket may be nil
 
-// listeners are those that Run opens. socket may be nil.
-type listeners struct{ socket, rpc, http net.Listener }
-
-func (l listeners) close() {
+// Close gives them up. Run does so too.
+func (l Listeners) Close() {
 	for _, l := range []net.Listener{l.socket, l.rpc, l.http} {
 		if l != nil {
 			_ = l.Close()
@@ -173,10 +165,11 @@ func (l listeners) close() {
 	}
 }
 
-func (a *Admin) listen() (l listeners, err error) {
+// Listen claims the socket and the ports. Callers wait there until Run answers them.
+func (a *Admin) Listen() (l Listeners, err error) {
 	defer func() {
 		if err != nil {
-			l.close()
+			l.Close()
 		}
 	}()
 	if a.cfg.Socket != "" {
@@ -193,7 +186,8 @@ func (a *Admin) listen() (l listeners, err error) {
 	return l, nil
 }
 
-func (a *Admin) serve(ctx context.Context, l listeners) error {
+// Run answers until ctx ends, then lets calls under way finish for a moment. It is called once.
+func (a *Admin) Run(ctx context.Context, l Listeners) error {
 	admin, peer, pages := a.adminRPC(), a.peerRPC(), a.pagesHTTP()
 	g, ctx := errgroup.WithContext(ctx)
 	if l.socket != nil {

@@ -172,14 +172,14 @@ func start(t *testing.T, cfg Config) running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := a.listen()
+	l, err := a.Listen()
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := a.serve(ctx, l); err != nil {
+		if err := a.Run(ctx, l); err != nil {
 			t.Error(err)
 		}
 	})
@@ -547,7 +547,7 @@ func TestSocketIsForItsUserOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another agent answers there") {
+	if _, err := second.Listen(); err == nil || !strings.Contains(err.Error(), "another agent answers there") {
 		t.Errorf("second agent on the socket: %v", err)
 	}
 	a.stop()
@@ -574,7 +574,7 @@ func TestStaleSocketIsReplacedAndNothingElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := a.Listen(); err == nil || !strings.Contains(err.Error(), "no socket") {
 		t.Errorf("a file where the socket should be: %v", err)
 	}
 	if b, _ := os.ReadFile(cfg.Socket); string(b) != "dear" {
@@ -591,7 +591,7 @@ func TestPortInUseFailsTheStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), cfg.HTTP.String()) {
+	if _, err := second.Listen(); err == nil || !strings.Contains(err.Error(), cfg.HTTP.String()) {
 		t.Errorf("error %v, want one that names %s", err, cfg.HTTP)
 	}
 }
