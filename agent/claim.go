@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/headroom-mesh/headroom/agent/admin"
+)
+
+// claims are what no two agents can have at once.
+type claims struct {
+	folder      *os.File // locked while open
+	proxy, mesh net.Listener
+	admin       admin.Listeners
+}
+
+// release gives up what the parts of the agent have not given up already.
+func (c claims) release() {
+	for _, l := range []net.Listener{c.proxy, c.mesh} {
+		if l != nil {
+			_ = l.Close()
+		}
+	}
+	c.admin.Close()
+	if c.folder != nil {
+		_ = c.folder.Close()
+	}
+}
+
+// claim takes the data folder and the ports, and tries those that other parts open later, so that an agent that can't
+// have them fails before it takes part in anything.
+func (a *Agent) claim() (c claims, err error) {
+	defer func() {
+		if err != nil {
+			c.release()
+		}
+	}()
+	if c.folder, err = lockFolder(a.cfg.DataDir); err != nil {
+		return c, err
+	}
+	if c.proxy, err = listenOn(a.cfg.Proxy, "--proxy"); err != nil {
+		return c, err
+	}
+	if c.mesh, err = listenOn(a.cfg.Mesh, "--mesh"); err != nil {
+		return c, err
+	}
+	if err = a.tryPorts(); err != nil {
+		return c, err
+	}
+	if c.admin, err = a.admin.Listen(); err != nil {
+		return c, fmt.Errorf("%w (--admin-socket)", err)
+	}
+	return c, nil
+}
+
+// lockFolder keeps other agents away from the data folder as long as the returned file is open.
+func lockFolder(dir string) (*os.File, error) {
+	file, err := os.OpenFile(filepath.Join(dir, "agent.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the data folder: %w; choose another with --data-dir", err)
+	}
+	err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if err == nil {
+		return file, nil
+	}
+	_ = file.Close() // nothing was written
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return nil, fmt.Errorf("data folder %s is in use by another agent: %s is locked; choose another with --data-dir", dir, file.Name())
+	}
+	return nil, fmt.Errorf("lock the data folder: %s: %w; choose another with --data-dir", file.Name(), err)
+}
+
+func (a *Agent) tryPorts() error {
+	type port struct {
+		at   netip.AddrPort
+		flag string
+	}
+	ports := []port{{a.cfg.Gossip, "--gossip"}, {a.cfg.Admin, "--admin"}, {a.cfg.AdminHTTP, "--admin-http"}}
+	if a.cfg.EtcdEmbedded != "" {
+		ports = append(ports, port{a.cfg.EtcdListen, "--etcd-listen"}, port{a.cfg.EtcdPeerListen, "--etcd-peer-listen"})
+	}
+	for _, p := range ports {
+		l, err := listenOn(p.at, p.flag)
+		if err != nil {
+			return err
+		}
+		if err := l.Close(); err != nil {
+			return err
+		}
+	}
+	l, err := net.ListenPacket("udp", a.cfg.Gossip.String())
+	if err != nil {
+		return inUse(err, "--gossip")
+	}
+	return l.Close()
+}
+
+func listenOn(at netip.AddrPort, flag string) (net.Listener, error) {
+	l, err := net.Listen("tcp", at.String())
+	if err != nil {
+		return nil, inUse(err, flag)
+	}
+	return l, nil
+}
+
+func inUse(err error, flag string) error {
+	return fmt.Errorf("%w; choose another address with %s, or another --bind for a second agent on this machine", err, flag)
+}

@@ -1,0 +1,112 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/headroom-mesh/headroom/registry"
+)
+
+// freePort returns a loopback address at which nothing listens.
+func freePort(t *testing.T) netip.AddrPort {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).AddrPort()
+}
+
+// configOf returns a Config of an agent whose registry never answers.
+func configOf(t *testing.T, node registry.NodeName, dataDir string) Config {
+	return Config{
+		Node: node, DataDir: dataDir, Etcd: []string{freePort(t).String()},
+		Gossip: freePort(t), Mesh: freePort(t), Proxy: freePort(t), Admin: freePort(t), AdminHTTP: freePort(t),
+		DrainDelay: 1,
+	}
+}
+
+// wantRefused wants an agent to end at once, without a trace of having started anything.
+func wantRefused(t *testing.T, cfg Config, words ...string) {
+	t.Helper()
+	var log bytes.Buffer
+	cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = a.Run(t.Context())
+	for _, word := range words {
+		if !strings.Contains(fmt.Sprint(err), word) {
+			t.Errorf("error %v, want %q in it", err, word)
+		}
+	}
+	if log.Len() > 0 {
+		t.Errorf("it took part in something first:\n%s", log.String())
+	}
+}
+
+func TestWhatAnotherAgentHasFailsTheStartBeforeAnythingBegins(t *testing.T) {
+	dir := t.TempDir()
+	a, err := New(configOf(t, "a", dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	claimed, err := a.claim()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantRefused(t, configOf(t, "b", dir), "data folder "+dir+" is in use by another agent: ", "; choose another with --data-dir")
+	other := configOf(t, "b", t.TempDir())
+	other.AdminSocket = filepath.Join(dir, "admin.sock")
+	wantRefused(t, other, "admin.sock: another agent answers there", "--admin-socket")
+	other = configOf(t, "b", t.TempDir())
+	other.AdminHTTP = a.cfg.AdminHTTP
+	wantRefused(t, other, a.cfg.AdminHTTP.String(), "--admin-http")
+
+	claimed.release()
+	b, err := New(configOf(t, "b", dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := b.claim()
+	if err != nil {
+		t.Errorf("after the first agent has gone: %v", err)
+	}
+	again.release()
+}
+
+func TestRunGivesUpWhatItClaimed(t *testing.T) {
+	a, err := New(configOf(t, "a", t.TempDir()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := a.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	<-a.own.done
+	cancel()
+	running.Wait()
+	if _, err := os.Stat(a.cfg.AdminSocket); !os.IsNotExist(err) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+	claimed, err := a.claim()
+	if err != nil {
+		t.Error(err)
+	}
+	claimed.release()
+}
