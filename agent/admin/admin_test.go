@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -277,7 +278,7 @@ func TestPolicyIsSetReadAndDeleted(t *testing.T) {
 		t.Fatalf("set: %v, %v", set, err)
 	}
 	r, err = a.GetPolicy(ctx, &meshv1.GetPolicyRequest{Service: "web"})
-	if err != nil || r.Policy.Spec.Balancer != "random" || r.Effective.Spec.Timeout != "0s" {
+	if err != nil || r.Policy.Spec.Balancer != "random" || r.Effective.Spec.Timeout != "0s" || r.FromCopy {
 		t.Errorf("get: %v, %v", r, err)
 	}
 	_, err = a.SetPolicy(ctx, &meshv1.SetPolicyRequest{Policy: storedPolicy("web", "p2c", "0")})
@@ -314,13 +315,43 @@ func TestPoliciesWhileTheStoreIsAway(t *testing.T) {
 	wantError(t, err, codes.Unavailable, "not confirmed")
 	for service, balancer := range map[string]string{"idle": "random", "web": "prequal"} {
 		r, err := a.GetPolicy(t.Context(), &meshv1.GetPolicyRequest{Service: service})
-		if err != nil || r.Effective.Spec.Balancer != balancer {
+		if err != nil || r.Effective.Spec.Balancer != balancer || !r.FromCopy {
 			t.Errorf("policy of %s from the snapshot: %v, %v", service, r, err)
 		}
 	}
 	w.snapshot.Store(&registry.Snapshot{})
 	_, err = a.GetPolicy(t.Context(), &meshv1.GetPolicyRequest{Service: "idle"})
 	wantError(t, err, codes.Unavailable)
+}
+
+func TestAPolicyThatCannotBeDecodedIsToldFromOtherFailuresAndDeleted(t *testing.T) {
+	w := newWorld()
+	a := start(t, w.config())
+	w.store.Put(registry.ServiceName("web").PolicyKey(), []byte("garbage"))
+	_, err := a.GetPolicy(t.Context(), &meshv1.GetPolicyRequest{Service: "web"})
+	wantError(t, err, codes.DataLoss)
+	if _, err := a.DeletePolicy(t.Context(), &meshv1.DeletePolicyRequest{Service: "web"}); err != nil {
+		t.Error(err)
+	}
+}
+
+// mute is a store that lets callers wait as long as they will.
+type mute struct{ registry.Policies }
+
+func (mute) Policy(ctx context.Context, _ registry.ServiceName) (*meshv1.ServicePolicy, error) {
+	if until, ok := ctx.Deadline(); !ok || time.Until(until) > 2*time.Second {
+		return nil, errors.New("the caller is too patient")
+	}
+	return nil, context.DeadlineExceeded
+}
+
+func TestAStoreThatDoesNotAnswerIsNotWaitedForLong(t *testing.T) {
+	cfg := newWorld().config()
+	cfg.Registry = mute{cfg.Registry}
+	r, err := start(t, cfg).GetPolicy(t.Context(), &meshv1.GetPolicyRequest{Service: "idle"})
+	if err != nil || !r.FromCopy || r.Policy.Spec.Balancer != "random" {
+		t.Errorf("got %v, %v", r, err)
+	}
 }
 
 func TestRegistrations(t *testing.T) {
@@ -345,11 +376,63 @@ func TestRegistrations(t *testing.T) {
 	_, err = a.Deregister(t.Context(), &meshv1.DeregisterRequest{Service: "web", Address: "nowhere"})
 	wantError(t, err, codes.InvalidArgument, "address: want IP:PORT")
 	for cause, code := range map[error]codes.Code{
-		local.ErrNotRegistered: codes.NotFound, local.ErrDeclared: codes.FailedPrecondition, errors.New("disk full"): codes.Internal,
+		local.ErrNotRegistered: codes.NotFound, local.ErrDeclared: codes.FailedPrecondition,
+		local.ErrDraining: codes.FailedPrecondition, errors.New("disk full"): codes.Internal,
 	} {
 		w.local.err = fmt.Errorf("web: %w", cause)
 		_, err = a.Deregister(t.Context(), &meshv1.DeregisterRequest{Service: "web"})
 		wantError(t, err, code, cause.Error())
+	}
+}
+
+func TestRegisterWaitsForTheReplicas(t *testing.T) {
+	at := func(node registry.NodeName, address string, state registry.State) registry.Endpoint {
+		return registry.Endpoint{Service: "new", Node: node, Address: netip.MustParseAddrPort(address), State: state}
+	}
+	for _, tt := range []struct {
+		name    string
+		after   time.Duration
+		learned []registry.Endpoint
+		stop    bool // the agent then
+		took    time.Duration
+	}{
+		{"all are known", time.Second, []registry.Endpoint{
+			at("a", "127.0.0.1:1", registry.Ready), at("a", "127.0.0.1:2", registry.Unhealthy)}, false, time.Second},
+		{"at once", 0, []registry.Endpoint{
+			at("a", "127.0.0.1:1", registry.Ready), at("a", "127.0.0.1:2", registry.Ready)}, false, 0},
+		{"one is missing", time.Second, []registry.Endpoint{at("a", "127.0.0.1:1", registry.Ready)}, false, registerTimeout},
+		{"one is another node's", time.Second, []registry.Endpoint{
+			at("a", "127.0.0.1:1", registry.Ready), at("b", "127.0.0.1:2", registry.Ready)}, false, registerTimeout},
+		{"one is left over", time.Second, []registry.Endpoint{
+			at("a", "127.0.0.1:1", registry.Ready), at("a", "127.0.0.1:2", registry.Draining)}, false, registerTimeout},
+		{"the agent ends", time.Second, nil, true, time.Second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld()
+				a, err := New(w.config())
+				if err != nil {
+					t.Fatal(err)
+				}
+				learn := time.AfterFunc(tt.after, func() {
+					w.snapshot.Store(&registry.Snapshot{Revision: 8, Services: map[registry.ServiceName]*registry.Service{
+						"new": {Name: "new", Endpoints: tt.learned},
+					}})
+					if tt.stop {
+						close(a.closing)
+					}
+				})
+				defer learn.Stop()
+				began := time.Now()
+				_, err = (&adminServer{Admin: a}).Register(t.Context(), &meshv1.RegisterRequest{Service: &meshv1.LocalService{
+					ApiVersion: policy.APIVersion, Kind: "LocalService", Metadata: &meshv1.Metadata{Name: "new"},
+					Spec: &meshv1.LocalServiceSpec{Endpoints: []*meshv1.LocalEndpoint{{Address: "127.0.0.1:1"}, {Address: "127.0.0.1:2"}}},
+				}})
+				if took := time.Since(began); err != nil || took < tt.took || took > tt.took+registerInterval {
+					t.Errorf("answer after %v, %v; want one after %v", took, err, tt.took)
+				}
+			})
+		})
 	}
 }
 

@@ -3,13 +3,17 @@ package admin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/headroom-mesh/headroom/agent/gossip"
 	"github.com/headroom-mesh/headroom/agent/local"
@@ -100,14 +104,51 @@ func memberProto(m gossip.Member) *meshv1.Member {
 	return p
 }
 
+// Register waits for what it started no longer than registerTimeout.
+const (
+	registerTimeout  = 3 * time.Second
+	registerInterval = 10 * time.Millisecond
+)
+
+// Register answers when a request that comes next finds the replicas, or after a while: they are registered in any case.
 func (s *adminServer) Register(ctx context.Context, r *meshv1.RegisterRequest) (*meshv1.RegisterResponse, error) {
-	if err := localservice.Validate(r.Service); err != nil {
+	service, err := localservice.Compile(r.Service)
+	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if err := s.cfg.Local.Register(ctx, r.Service); err != nil {
 		return nil, failure(err)
 	}
+	s.awaitReplicas(ctx, service)
 	return &meshv1.RegisterResponse{Node: string(s.cfg.Node)}, nil
+}
+
+// awaitReplicas waits until the replicas, healthy or not, have come back from the registry.
+func (s *adminServer) awaitReplicas(ctx context.Context, service localservice.LocalService) {
+	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
+	defer cancel()
+	tick := time.NewTicker(registerInterval)
+	defer tick.Stop()
+	for !s.haveReplicas(service) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		case <-s.closing:
+			return
+		}
+	}
+}
+
+func (s *adminServer) haveReplicas(service localservice.LocalService) bool {
+	found := map[netip.AddrPort]bool{}
+	if known := s.cfg.Snapshot().Services[registry.ServiceName(service.Service)]; known != nil {
+		for _, e := range known.Endpoints {
+			// One that is draining may be left over from before.
+			found[e.Address] = found[e.Address] || e.Node == s.cfg.Node && e.State != registry.Draining
+		}
+	}
+	return !slices.ContainsFunc(service.Endpoints, func(a netip.AddrPort) bool { return !found[a] })
 }
 
 func (s *adminServer) Deregister(ctx context.Context, r *meshv1.DeregisterRequest) (*meshv1.DeregisterResponse, error) {
@@ -145,8 +186,10 @@ func (s *adminServer) GetPolicy(ctx context.Context, r *meshv1.GetPolicyRequest)
 	if err != nil {
 		return nil, err
 	}
-	doc, err := s.cfg.Registry.Policy(ctx, service)
-	if snapshot := s.cfg.Snapshot(); errors.Is(err, registry.ErrUnavailable) && snapshot.Revision > 0 {
+	doc, err := s.storedPolicy(ctx, service)
+	snapshot := s.cfg.Snapshot()
+	fromCopy := errors.Is(err, registry.ErrUnavailable) && snapshot.Revision > 0
+	if fromCopy {
 		doc, err = lastKnown(snapshot, service)
 	}
 	if errors.Is(err, registry.ErrNotFound) {
@@ -158,7 +201,20 @@ func (s *adminServer) GetPolicy(ctx context.Context, r *meshv1.GetPolicyRequest)
 	if err != nil {
 		return nil, failure(err)
 	}
-	return &meshv1.GetPolicyResponse{Policy: doc, Effective: policy.Effective(doc)}, nil
+	return &meshv1.GetPolicyResponse{Policy: doc, Effective: policy.Effective(doc), FromCopy: fromCopy}, nil
+}
+
+// readTimeout is how long the store is waited for before the snapshot has to do.
+const readTimeout = 2 * time.Second
+
+func (s *adminServer) storedPolicy(ctx context.Context, service registry.ServiceName) (*meshv1.ServicePolicy, error) {
+	limited, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	doc, err := s.cfg.Registry.Policy(limited, service)
+	if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+		return nil, fmt.Errorf("%w: no answer within %v", registry.ErrUnavailable, readTimeout)
+	}
+	return doc, err
 }
 
 func lastKnown(snapshot *registry.Snapshot, service registry.ServiceName) (*meshv1.ServicePolicy, error) {
@@ -222,7 +278,7 @@ func failure(err error) error {
 		code = codes.NotFound
 	case errors.Is(err, registry.ErrUnavailable):
 		code = codes.Unavailable
-	case errors.Is(err, local.ErrDeclared):
+	case errors.Is(err, local.ErrDeclared), errors.Is(err, local.ErrDraining):
 		code = codes.FailedPrecondition
 	case errors.Is(err, context.Canceled):
 		code = codes.Canceled
@@ -230,6 +286,8 @@ func failure(err error) error {
 		code = codes.DeadlineExceeded
 	case errors.As(err, &problems):
 		code = codes.InvalidArgument
+	case errors.Is(err, proto.Error):
+		code = codes.DataLoss // what is stored can't be decoded
 	}
 	return status.Error(code, err.Error())
 }

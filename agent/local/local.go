@@ -59,6 +59,8 @@ var (
 	ErrNotRegistered = errors.New("not registered on this node")
 	// ErrDeclared means that a replica is declared in a file of the operator's, and is to be changed there.
 	ErrDeclared = errors.New("declared in a file")
+	// ErrDraining means that nothing can be registered any more.
+	ErrDraining = errors.New("this agent is leaving the mesh and takes no new replicas: register again when it has restarted")
 )
 
 const (
@@ -366,7 +368,7 @@ func (l *Local) CheckErrors() map[registry.EndpointID]string {
 }
 
 // Register adds replicas, or changes their check. They stay over restarts. Its error is ErrDeclared for a replica that a
-// file of the operator's declares.
+// file of the operator's declares, and ErrDraining after Drain.
 func (l *Local) Register(ctx context.Context, doc *meshv1.LocalService) error {
 	s, err := localservice.Compile(doc)
 	if err != nil {
@@ -377,6 +379,9 @@ func (l *Local) Register(ctx context.Context, doc *meshv1.LocalService) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.draining {
+		return fmt.Errorf("%s: %w", s.Service, ErrDraining)
+	}
 	l.readLocked()
 	for _, address := range s.Endpoints {
 		key := replicaKey{registry.ServiceName(s.Service), address}

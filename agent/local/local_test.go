@@ -323,6 +323,13 @@ func TestDrain(t *testing.T) {
 	n.want(t, "web@127.0.0.1:1:draining")
 	put(t, cfg.Services, "b.yaml", document("api", "", "127.0.0.1:2"))
 	n.want(t, "api@127.0.0.1:2:draining web@127.0.0.1:1:draining")
+
+	if err := n.Register(t.Context(), local("late", nil, "127.0.0.1:3")); !errors.Is(err, ErrDraining) {
+		t.Errorf("register while draining: %v", err)
+	}
+	if files, err := os.ReadDir(cfg.Registered); err != nil || len(files) > 0 {
+		t.Errorf("what was refused is kept: %v, %v", files, err)
+	}
 }
 
 // closedPort returns an address at which nobody listens.
