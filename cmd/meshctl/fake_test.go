@@ -33,7 +33,8 @@ type fakeAgent struct {
 	local    map[string]*meshv1.LocalService
 	rivals   int // how many times somebody else is to write first
 	lagging  bool
-	away     bool // whether the registry is unreachable
+	away     bool            // whether the registry is unreachable
+	garbled  map[string]bool // services whose policy can't be read
 	sampled  int
 }
 
@@ -72,6 +73,8 @@ func (f *fakeAgent) set(what string) error {
 		f.lagging = true
 	case "away":
 		f.away = true
+	case "garbled":
+		f.garbled = map[string]bool{count: true}
 	default:
 		return fmt.Errorf("the fake agent can't be %q", what)
 	}
@@ -157,12 +160,15 @@ func (f *fakeAgent) Deregister(_ context.Context, r *meshv1.DeregisterRequest) (
 func (f *fakeAgent) GetPolicy(_ context.Context, r *meshv1.GetPolicyRequest) (*meshv1.GetPolicyResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.garbled[r.Service] {
+		return nil, status.Error(codes.DataLoss, "it is garbage")
+	}
 	doc := f.policies[r.Service]
 	if doc == nil {
 		doc = &meshv1.ServicePolicy{ApiVersion: policy.APIVersion, Kind: policy.Kind,
 			Metadata: &meshv1.Metadata{Name: r.Service, ResourceVersion: "0"}}
 	}
-	return &meshv1.GetPolicyResponse{Policy: doc, Effective: policy.Effective(doc)}, nil
+	return &meshv1.GetPolicyResponse{Policy: doc, Effective: policy.Effective(doc), FromCopy: f.away}, nil
 }
 
 func (f *fakeAgent) SetPolicy(_ context.Context, r *meshv1.SetPolicyRequest) (*meshv1.SetPolicyResponse, error) {
@@ -202,6 +208,7 @@ func (f *fakeAgent) DeletePolicy(_ context.Context, r *meshv1.DeletePolicyReques
 		return nil, status.Errorf(codes.NotFound, "no policy is stored for %s", r.Service)
 	}
 	delete(f.policies, r.Service)
+	delete(f.garbled, r.Service)
 	f.revision++
 	return &meshv1.DeletePolicyResponse{Revision: f.revision}, nil
 }

@@ -3,12 +3,17 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
@@ -35,10 +40,11 @@ the resource version in it sees to it that nobody's change is lost.`,
 		Args: serviceArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
-				answer, err := c.GetPolicy(ctx, &meshv1.GetPolicyRequest{Service: args[0]})
+				answer, err := c.policy(ctx, args[0])
 				if err != nil {
 					return err
 				}
+				c.noteCopy(cmd, answer.FromCopy)
 				doc := answer.Policy
 				if effective {
 					doc = answer.Effective
@@ -67,11 +73,15 @@ func (a *app) policyList() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
-				docs, err := storedPolicies(ctx, c)
+				stored, err := c.storedPolicies(ctx)
 				if err != nil {
 					return err
 				}
-				return a.writePolicies(cmd.OutOrStdout(), docs)
+				for _, problem := range stored.unreadable {
+					cmd.PrintErrln(problem)
+				}
+				c.noteCopy(cmd, stored.fromCopy)
+				return a.writePolicies(cmd.OutOrStdout(), stored.docs)
 			})
 		},
 	}
@@ -79,25 +89,65 @@ func (a *app) policyList() *cobra.Command {
 	return cmd
 }
 
-func storedPolicies(ctx context.Context, c *client) ([]*meshv1.ServicePolicy, error) {
+// policy says how to be rid of a policy that can't be read.
+func (c *client) policy(ctx context.Context, service string) (*meshv1.GetPolicyResponse, error) {
+	answer, err := c.GetPolicy(ctx, &meshv1.GetPolicyRequest{Service: service})
+	if status.Code(err) == codes.DataLoss {
+		return nil, unreadable(fmt.Sprintf("the stored policy of %s can't be read: 'meshctl policy delete %[1]s' removes it (%s)",
+			service, status.Convert(err).Message()))
+	}
+	return answer, err
+}
+
+// unreadable is the error for a policy that is stored, but is no document.
+type unreadable string
+
+func (e unreadable) Error() string { return string(e) }
+
+func (c *client) noteCopy(cmd *cobra.Command, fromCopy bool) {
+	if fromCopy {
+		cmd.PrintErrf("note: the registry is unreachable: this is the copy of agent %s\n", c.address)
+	}
+}
+
+// stored is all that is stored, as far as it can be read.
+type stored struct {
+	docs       []*meshv1.ServicePolicy
+	unreadable []unreadable
+	fromCopy   bool
+}
+
+// storedPolicies asks for many at once, as an agent without its registry takes a while for each.
+func (c *client) storedPolicies(ctx context.Context) (stored, error) {
+	const most = 256
 	services, err := c.ListServices(ctx, &meshv1.ListServicesRequest{})
 	if err != nil {
-		return nil, err
+		return stored{}, err
 	}
-	var docs []*meshv1.ServicePolicy
-	for _, s := range services.Services {
-		if s.PolicyRevision == 0 {
-			continue
-		}
-		answer, err := c.GetPolicy(ctx, &meshv1.GetPolicyRequest{Service: s.Name})
-		if err != nil {
-			return nil, err
-		}
-		if isStored(answer.Policy) {
-			docs = append(docs, answer.Policy)
+	answers := make([]*meshv1.GetPolicyResponse, len(services.Services))
+	problems := make([]unreadable, len(services.Services))
+	asking, ctx := errgroup.WithContext(ctx)
+	asking.SetLimit(most)
+	for i, s := range services.Services {
+		asking.Go(func() (err error) {
+			answers[i], err = c.policy(ctx, s.Name)
+			if errors.As(err, &problems[i]) {
+				return nil
+			}
+			return err
+		})
+	}
+	if err := asking.Wait(); err != nil {
+		return stored{}, err
+	}
+	all := stored{unreadable: slices.DeleteFunc(problems, func(p unreadable) bool { return p == "" })}
+	for _, answer := range answers {
+		all.fromCopy = all.fromCopy || answer.GetFromCopy()
+		if isStored(answer.GetPolicy()) {
+			all.docs = append(all.docs, answer.Policy)
 		}
 	}
-	return docs, nil
+	return all, nil
 }
 
 func (a *app) writePolicies(w io.Writer, docs []*meshv1.ServicePolicy) error {

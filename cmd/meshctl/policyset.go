@@ -94,10 +94,11 @@ func (a *app) setFields(cmd *cobra.Command, p policyChange, service string) erro
 	}
 	if p.dryRun {
 		return a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
-			doc, err := c.merged(ctx, p.given(), service)
+			doc, fromCopy, err := c.merged(ctx, p.given(), service)
 			if err != nil {
 				return err
 			}
+			c.noteCopy(cmd, fromCopy)
 			return a.writeDocument(cmd.OutOrStdout(), doc)
 		})
 	}
@@ -124,7 +125,7 @@ func (c *client) merge(ctx context.Context, settings []*setting, service string)
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	for {
-		doc, err := c.merged(ctx, settings, service)
+		doc, _, err := c.merged(ctx, settings, service)
 		if err != nil {
 			return nil, err
 		}
@@ -139,12 +140,12 @@ func (c *client) merge(ctx context.Context, settings []*setting, service string)
 }
 
 // merged returns the stored document with the given settings in it. Its resource version is that of what was read.
-func (c *client) merged(ctx context.Context, settings []*setting, service string) (*meshv1.ServicePolicy, error) {
-	answer, err := c.GetPolicy(ctx, &meshv1.GetPolicyRequest{Service: service})
+func (c *client) merged(ctx context.Context, settings []*setting, service string) (doc *meshv1.ServicePolicy, fromCopy bool, err error) {
+	answer, err := c.policy(ctx, service)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	doc := &meshv1.ServicePolicy{
+	doc = &meshv1.ServicePolicy{
 		ApiVersion: policy.APIVersion,
 		Kind:       policy.Kind,
 		Metadata:   &meshv1.Metadata{Name: service, ResourceVersion: "0"},
@@ -153,13 +154,13 @@ func (c *client) merged(ctx context.Context, settings []*setting, service string
 	proto.Merge(doc, answer.Policy)
 	for _, s := range settings {
 		if err := s.apply(doc.Spec); err != nil {
-			return nil, fmt.Errorf("--%s: %w", s.name, err)
+			return nil, false, fmt.Errorf("--%s: %w", s.name, err)
 		}
 	}
 	if err := policy.Validate(doc); err != nil {
-		return nil, listed("the policy would not be valid", err)
+		return nil, false, listed("the policy would not be valid", err)
 	}
-	return doc, nil
+	return doc, answer.FromCopy, nil
 }
 
 // setDocuments stores whole documents; each replaces what is stored, unless its resource version forbids it.

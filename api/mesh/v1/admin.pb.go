@@ -683,7 +683,9 @@ type GetPolicyResponse struct {
 	// The document as it was stored; without a spec and with resource version "0" if none is.
 	Policy *ServicePolicy `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
 	// The same with every default written out.
-	Effective     *ServicePolicy `protobuf:"bytes,2,opt,name=effective,proto3" json:"effective,omitempty"`
+	Effective *ServicePolicy `protobuf:"bytes,2,opt,name=effective,proto3" json:"effective,omitempty"`
+	// Whether the registry is unreachable, so that this is what the agent last knew.
+	FromCopy      bool `protobuf:"varint,3,opt,name=from_copy,json=fromCopy,proto3" json:"from_copy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -730,6 +732,13 @@ func (x *GetPolicyResponse) GetEffective() *ServicePolicy {
 		return x.Effective
 	}
 	return nil
+}
+
+func (x *GetPolicyResponse) GetFromCopy() bool {
+	if x != nil {
+		return x.FromCopy
+	}
+	return false
 }
 
 type SetPolicyRequest struct {
@@ -1159,10 +1168,11 @@ const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1c\n" +
 	"\taddresses\x18\x02 \x03(\tR\taddresses\",\n" +
 	"\x10GetPolicyRequest\x12\x18\n" +
-	"\aservice\x18\x01 \x01(\tR\aservice\"\x8b\x01\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\"\xa8\x01\n" +
 	"\x11GetPolicyResponse\x127\n" +
 	"\x06policy\x18\x01 \x01(\v2\x1f.headroom.mesh.v1.ServicePolicyR\x06policy\x12=\n" +
-	"\teffective\x18\x02 \x01(\v2\x1f.headroom.mesh.v1.ServicePolicyR\teffective\"K\n" +
+	"\teffective\x18\x02 \x01(\v2\x1f.headroom.mesh.v1.ServicePolicyR\teffective\x12\x1b\n" +
+	"\tfrom_copy\x18\x03 \x01(\bR\bfromCopy\"K\n" +
 	"\x10SetPolicyRequest\x127\n" +
 	"\x06policy\x18\x01 \x01(\v2\x1f.headroom.mesh.v1.ServicePolicyR\x06policy\"h\n" +
 	"\x11SetPolicyResponse\x127\n" +
