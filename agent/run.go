@@ -122,19 +122,27 @@ func (a *Agent) startEtcd(ctx context.Context, store *stage) bool {
 // readiness lists what must hold before the node's traffic should come here.
 func (a *Agent) readiness() []admin.Check {
 	return []admin.Check{
-		{Name: "registry", Func: func() error {
-			if a.snapshot.Load().Revision == 0 {
-				return errors.New("no snapshot of the registry yet")
-			}
-			return nil
+		{Name: "registry", Func: func() (string, error) {
+			return registryReady(a.snapshot.Load().Revision, a.registry.Connected())
 		}},
-		{Name: "draining", Func: func() error {
+		{Name: "draining", Func: func() (string, error) {
 			if a.draining.Load() {
-				return errors.New("this node is leaving the mesh")
+				return "", errors.New("this node is leaving the mesh")
 			}
-			return nil
+			return "", nil
 		}},
 	}
+}
+
+// registryReady judges by what the data plane has, which serves on when the registry is away.
+func registryReady(revision int64, connected bool) (note string, err error) {
+	switch {
+	case revision == 0:
+		return "", errors.New("no snapshot of the registry yet")
+	case !connected:
+		return "not connected: serving the last snapshot", nil
+	}
+	return "", nil
 }
 
 // stage is a group of parts that end together. A part that fails ends the agent.

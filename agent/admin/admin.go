@@ -40,10 +40,10 @@ type Local interface {
 	Deregister(ctx context.Context, service registry.ServiceName, address string) ([]netip.AddrPort, error)
 }
 
-// Check is something that must hold before the agent is ready.
+// Check is something that must hold before the agent is ready. Func may add a note to what holds, "" for none.
 type Check struct {
 	Name string
-	Func func() error
+	Func func() (note string, err error)
 }
 
 // Config says where to answer, and whom to ask for the answers. All that has no default is required.

@@ -701,20 +701,20 @@ func TestPages(t *testing.T) {
 	down.Store(true)
 	cfg := newWorld().config()
 	cfg.Ready = []Check{
-		{"registry", func() error {
+		{"registry", func() (string, error) {
 			if down.Load() {
-				return errors.New("no snapshot yet")
+				return "", errors.New("no snapshot yet")
 			}
-			return nil
+			return "an old one", nil
 		}},
-		{"gossip", func() error { return nil }},
+		{"gossip", func() (string, error) { return "", nil }},
 	}
 	a := start(t, cfg)
 	if code, text := get(t, a.http+"/readyz"); code != 503 || text != "[-]registry: no snapshot yet\n[+]gossip ok\nnot ready\n" {
 		t.Errorf("readyz %d %q", code, text)
 	}
 	down.Store(false)
-	if code, text := get(t, a.http+"/readyz"); code != 200 || text != "[+]registry ok\n[+]gossip ok\nready\n" {
+	if code, text := get(t, a.http+"/readyz"); code != 200 || text != "[+]registry ok (an old one)\n[+]gossip ok\nready\n" {
 		t.Errorf("readyz %d %q", code, text)
 	}
 	if _, err := a.ListServices(t.Context(), &meshv1.ListServicesRequest{}); err != nil {

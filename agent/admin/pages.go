@@ -34,12 +34,16 @@ func (a *Admin) readyz(w http.ResponseWriter, _ *http.Request) {
 	code := http.StatusOK
 	var b strings.Builder
 	for _, c := range a.cfg.Ready {
-		if err := c.Func(); err != nil {
+		note, err := c.Func()
+		switch {
+		case err != nil:
 			code = http.StatusServiceUnavailable
 			fmt.Fprintf(&b, "[-]%s: %v\n", c.Name, err)
-			continue
+		case note != "":
+			fmt.Fprintf(&b, "[+]%s ok (%s)\n", c.Name, note)
+		default:
+			fmt.Fprintf(&b, "[+]%s ok\n", c.Name)
 		}
-		fmt.Fprintf(&b, "[+]%s ok\n", c.Name)
 	}
 	if code == http.StatusOK {
 		b.WriteString("ready\n")
