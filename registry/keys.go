@@ -10,11 +10,13 @@ import (
 	"github.com/headroom-mesh/headroom/policy/document"
 )
 
-// Keys of the store are, below the prefix of the mesh: services/NAME, endpoints/SERVICE/NODE/ADDRESS, policies/SERVICE.
+// Keys of the store are, below the prefix of the mesh: services/NAME, endpoints/SERVICE/NODE/ADDRESS, policies/SERVICE,
+// nodes/NODE.
 const (
 	ServiceKeys  = "services/"
 	EndpointKeys = "endpoints/"
 	PolicyKeys   = "policies/"
+	NodeKeys     = "nodes/"
 )
 
 // Record is one key of the store with its value. The key is relative to the prefix of the mesh.
@@ -32,6 +34,9 @@ func (n ServiceName) Key() string { return ServiceKeys + string(n) }
 
 // PolicyKey returns where the policy of the service is stored.
 func (n ServiceName) PolicyKey() string { return PolicyKeys + string(n) }
+
+// Key returns where the claim of the name is stored.
+func (n NodeName) Key() string { return NodeKeys + string(n) }
 
 // Validate reports whether the name may be part of a key.
 func (n ServiceName) Validate() error {

@@ -66,6 +66,15 @@ func (s State) Proto() meshv1.EndpointRecord_State {
 // Proto returns the record of the service.
 func (n ServiceName) Proto() *meshv1.ServiceRecord { return &meshv1.ServiceRecord{Name: string(n)} }
 
+// NodeFromValue decodes the record of a node.
+func NodeFromValue(value []byte) (*meshv1.NodeRecord, error) {
+	record := new(meshv1.NodeRecord)
+	if err := decode(value, record); err != nil {
+		return nil, err
+	}
+	return record, NodeName(record.GetNode()).Validate()
+}
+
 // EndpointFromValue decodes the record of an endpoint.
 func EndpointFromValue(value []byte) (Endpoint, error) {
 	record := new(meshv1.EndpointRecord)

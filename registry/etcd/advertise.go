@@ -36,6 +36,7 @@ type advertisement struct {
 	found   map[string]stored            // under the name of this node in etcd, by key; nil if there is no news
 	lost    []string                     // keys that were deleted in etcd
 	seen    bool                         // etcd was listed at least once
+	claim   claim
 }
 
 func newAdvertisement() *advertisement {
@@ -62,12 +63,15 @@ func (r *Registry) Advertise(list []registry.Endpoint) {
 	r.advertise.set(wanted)
 }
 
-// Flush implements registry.Registry.
+// Flush implements registry.Registry. It does not wait for another agent to give the name of the node up.
 func (r *Registry) Flush(ctx context.Context) error {
 	for {
-		done, changed := r.advertise.done()
-		if done {
+		done, claim, changed := r.advertise.done()
+		switch {
+		case done:
 			return nil
+		case claim == foreign:
+			return errForeign
 		}
 		select {
 		case <-changed:
@@ -126,10 +130,10 @@ func (a *advertisement) ready() bool {
 	return a.wanted != nil && a.seen
 }
 
-func (a *advertisement) done() (done bool, changed <-chan struct{}) {
+func (a *advertisement) done() (done bool, claim claim, changed <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.held == a.version, a.changed
+	return a.held == a.version, a.claim, a.changed
 }
 
 // news is what an advertisement has learned.
@@ -157,6 +161,10 @@ func (a *advertisement) holds(version int) {
 		return
 	}
 	a.held = version
+	a.notify()
+}
+
+func (a *advertisement) notify() {
 	close(a.changed)
 	a.changed = make(chan struct{})
 }
@@ -166,6 +174,9 @@ func (a *advertisement) forsake() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.held = 0
+	if a.claim == ours {
+		a.claim = open
+	}
 }
 
 // registrar makes etcd hold what is advertised. It belongs to the goroutine of keepRegistered.
@@ -173,6 +184,8 @@ type registrar struct {
 	*Registry
 	client   *clientv3.Client
 	lease    clientv3.LeaseID
+	holder   string                        // owner of the name of this node that was last complained of
+	complete bool                          // the record of the node says that all is registered
 	services map[registry.ServiceName]bool // that have a record, as we wrote it
 	stored   map[string]stored             // under the name of this node in etcd, by key
 }
@@ -214,6 +227,9 @@ func (g *registrar) holdLease(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := g.claimNode(ctx, renewed); err != nil {
+		return err
+	}
 	var retry backoff
 	for {
 		var again <-chan time.Time
@@ -221,7 +237,7 @@ func (g *registrar) holdLease(ctx context.Context) error {
 		switch {
 		case err == nil:
 			retry = 0
-		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+		case errors.Is(err, rpctypes.ErrLeaseNotFound), errors.Is(err, errClaimLost):
 			return err
 		case ctx.Err() == nil: // what is registered stays so
 			g.report(ctx, "endpoints are not registered; will try again", err)
@@ -241,7 +257,7 @@ func (g *registrar) grant(ctx context.Context) error {
 		return err
 	}
 	g.metrics.leases.Inc()
-	g.lease, g.services = lease.ID, map[registry.ServiceName]bool{}
+	g.lease, g.services, g.complete = lease.ID, map[registry.ServiceName]bool{}, false
 	return nil
 }
 
@@ -278,6 +294,9 @@ func (g *registrar) store(ctx context.Context, n news) error {
 		return err
 	}
 	if err := g.remove(ctx, g.surplus(n.wanted)); err != nil {
+		return err
+	}
+	if err := g.sayComplete(ctx); err != nil {
 		return err
 	}
 	g.advertise.holds(n.version)
@@ -379,9 +398,13 @@ func (g *registrar) remove(ctx context.Context, keys []string) error {
 	return nil
 }
 
+// commit does nothing if the name of the node isn't ours any more.
 func (g *registrar) commit(ctx context.Context, ops []clientv3.Op) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	_, err := g.client.Txn(ctx).Then(ops...).Commit()
+	response, err := g.client.Txn(ctx).If(g.ours()).Then(ops...).Commit()
+	if err == nil && !response.Succeeded {
+		err = errClaimLost
+	}
 	return err
 }

@@ -4,6 +4,7 @@ package etcd
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -56,6 +57,11 @@ type Config struct {
 	SnapshotFile string
 	// Node is the name of this agent's node. Required.
 	Node registry.NodeName
+	// Owner tells this agent from others whose node has the same name, by mistake. It should be the same whenever the
+	// agent starts, or the name can be claimed only when the last lease has expired. Default: a random one.
+	Owner string
+	// Agent is the address of this agent in the mesh, for messages about the name of its node. Default: none.
+	Agent string
 	// Log gets what operators should know. Default: nothing is logged.
 	Log *slog.Logger
 	// Metrics is where metrics are registered. Default: nowhere.
@@ -71,6 +77,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.LeaseTTL == 0 {
 		c.LeaseTTL = 15 * time.Second
+	}
+	if c.Owner == "" {
+		c.Owner = rand.Text()
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
@@ -218,6 +227,9 @@ func (r *Registry) Run(ctx context.Context, publish func(*registry.Snapshot)) er
 	r.disconnected()
 	return nil
 }
+
+// Claimed reports whether the name of the node is this agent's. If not, none of its endpoints are registered.
+func (r *Registry) Claimed() bool { return r.advertise.isClaimed() }
 
 // Connected implements registry.Registry.
 func (r *Registry) Connected() bool { return r.connected.Load() }

@@ -85,6 +85,7 @@ func (s *store) config(node registry.NodeName) Config {
 		Prefix:    strings.ReplaceAll(s.prefix, " ", "_"),
 		LeaseTTL:  s.ttl,
 		Node:      node,
+		Owner:     string(node),
 		Log:       slog.New(slog.NewTextHandler(s.t.Output(), nil)).With("agent", node),
 	}
 }

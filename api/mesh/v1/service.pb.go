@@ -481,6 +481,79 @@ func (x *EndpointRecord) GetState() EndpointRecord_State {
 	return EndpointRecord_UNKNOWN
 }
 
+// NodeRecord is an agent's claim of the name of its node, under the agent's lease: nobody else registers endpoints under
+// that name as long as the record is there.
+type NodeRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Which agent that is; it stays the same when the agent is started again.
+	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Where the agent takes traffic from other agents.
+	Agent string `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"`
+	// The agent has stored all its endpoints: the node has no others.
+	Registered    bool `protobuf:"varint,4,opt,name=registered,proto3" json:"registered,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeRecord) Reset() {
+	*x = NodeRecord{}
+	mi := &file_mesh_v1_service_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeRecord) ProtoMessage() {}
+
+func (x *NodeRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_service_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
+func (*NodeRecord) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_service_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *NodeRecord) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *NodeRecord) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *NodeRecord) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *NodeRecord) GetRegistered() bool {
+	if x != nil {
+		return x.Registered
+	}
+	return false
+}
+
 // SnapshotRecord is the agent's copy of the registry on disk, from which it starts when the registry is away.
 type SnapshotRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -494,7 +567,7 @@ type SnapshotRecord struct {
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_mesh_v1_service_proto_msgTypes[6]
+	mi := &file_mesh_v1_service_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -506,7 +579,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_service_proto_msgTypes[6]
+	mi := &file_mesh_v1_service_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -519,7 +592,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_service_proto_rawDescGZIP(), []int{6}
+	return file_mesh_v1_service_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SnapshotRecord) GetRevision() int64 {
@@ -587,7 +660,15 @@ const file_mesh_v1_service_proto_rawDesc = "" +
 	"\aUNKNOWN\x10\x00\x12\t\n" +
 	"\x05READY\x10\x01\x12\r\n" +
 	"\tUNHEALTHY\x10\x02\x12\f\n" +
-	"\bDRAINING\x10\x03\"\xe6\x01\n" +
+	"\bDRAINING\x10\x03\"l\n" +
+	"\n" +
+	"NodeRecord\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x14\n" +
+	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x1e\n" +
+	"\n" +
+	"registered\x18\x04 \x01(\bR\n" +
+	"registered\"\xe6\x01\n" +
 	"\x0eSnapshotRecord\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12;\n" +
 	"\bservices\x18\x02 \x03(\v2\x1f.headroom.mesh.v1.ServiceRecordR\bservices\x12>\n" +
@@ -607,7 +688,7 @@ func file_mesh_v1_service_proto_rawDescGZIP() []byte {
 }
 
 var file_mesh_v1_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_mesh_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_mesh_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_mesh_v1_service_proto_goTypes = []any{
 	(EndpointRecord_State)(0), // 0: headroom.mesh.v1.EndpointRecord.State
 	(*LocalService)(nil),      // 1: headroom.mesh.v1.LocalService
@@ -616,24 +697,25 @@ var file_mesh_v1_service_proto_goTypes = []any{
 	(*HealthCheck)(nil),       // 4: headroom.mesh.v1.HealthCheck
 	(*ServiceRecord)(nil),     // 5: headroom.mesh.v1.ServiceRecord
 	(*EndpointRecord)(nil),    // 6: headroom.mesh.v1.EndpointRecord
-	(*SnapshotRecord)(nil),    // 7: headroom.mesh.v1.SnapshotRecord
-	(*Metadata)(nil),          // 8: headroom.mesh.v1.Metadata
-	(*ServicePolicy)(nil),     // 9: headroom.mesh.v1.ServicePolicy
+	(*NodeRecord)(nil),        // 7: headroom.mesh.v1.NodeRecord
+	(*SnapshotRecord)(nil),    // 8: headroom.mesh.v1.SnapshotRecord
+	(*Metadata)(nil),          // 9: headroom.mesh.v1.Metadata
+	(*ServicePolicy)(nil),     // 10: headroom.mesh.v1.ServicePolicy
 }
 var file_mesh_v1_service_proto_depIdxs = []int32{
-	8, // 0: headroom.mesh.v1.LocalService.metadata:type_name -> headroom.mesh.v1.Metadata
-	2, // 1: headroom.mesh.v1.LocalService.spec:type_name -> headroom.mesh.v1.LocalServiceSpec
-	3, // 2: headroom.mesh.v1.LocalServiceSpec.endpoints:type_name -> headroom.mesh.v1.LocalEndpoint
-	4, // 3: headroom.mesh.v1.LocalServiceSpec.check:type_name -> headroom.mesh.v1.HealthCheck
-	0, // 4: headroom.mesh.v1.EndpointRecord.state:type_name -> headroom.mesh.v1.EndpointRecord.State
-	5, // 5: headroom.mesh.v1.SnapshotRecord.services:type_name -> headroom.mesh.v1.ServiceRecord
-	6, // 6: headroom.mesh.v1.SnapshotRecord.endpoints:type_name -> headroom.mesh.v1.EndpointRecord
-	9, // 7: headroom.mesh.v1.SnapshotRecord.policies:type_name -> headroom.mesh.v1.ServicePolicy
-	8, // [8:8] is the sub-list for method output_type
-	8, // [8:8] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	9,  // 0: headroom.mesh.v1.LocalService.metadata:type_name -> headroom.mesh.v1.Metadata
+	2,  // 1: headroom.mesh.v1.LocalService.spec:type_name -> headroom.mesh.v1.LocalServiceSpec
+	3,  // 2: headroom.mesh.v1.LocalServiceSpec.endpoints:type_name -> headroom.mesh.v1.LocalEndpoint
+	4,  // 3: headroom.mesh.v1.LocalServiceSpec.check:type_name -> headroom.mesh.v1.HealthCheck
+	0,  // 4: headroom.mesh.v1.EndpointRecord.state:type_name -> headroom.mesh.v1.EndpointRecord.State
+	5,  // 5: headroom.mesh.v1.SnapshotRecord.services:type_name -> headroom.mesh.v1.ServiceRecord
+	6,  // 6: headroom.mesh.v1.SnapshotRecord.endpoints:type_name -> headroom.mesh.v1.EndpointRecord
+	10, // 7: headroom.mesh.v1.SnapshotRecord.policies:type_name -> headroom.mesh.v1.ServicePolicy
+	8,  // [8:8] is the sub-list for method output_type
+	8,  // [8:8] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_mesh_v1_service_proto_init() }
@@ -648,7 +730,7 @@ func file_mesh_v1_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mesh_v1_service_proto_rawDesc), len(file_mesh_v1_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
