@@ -91,27 +91,39 @@ func noArgs(args []string) error {
 	return usage(fmt.Errorf("unexpected argument %q: everything is given by flags", args[0]))
 }
 
-// run runs the agent until a signal comes. After the first signal the next one has its usual effect: the process ends.
+// run runs the agent until a signal comes.
 func run(cfg agent.Config) error {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	var waiting sync.WaitGroup
-	defer waiting.Wait()
-	defer cancel(nil)
-	waiting.Go(func() {
-		select {
-		case s := <-signals:
-			signal.Stop(signals) // before anybody is told of the first one
-			cancel(fmt.Errorf("signal: %s", s))
-		case <-ctx.Done():
-		}
-	})
 	a, err := agent.New(cfg)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	ended := make(chan struct{})
+	var obeying sync.WaitGroup
+	obeying.Go(func() { obey(signals, ended, cancel, cfg.Log) })
+	defer obeying.Wait()
+	defer close(ended)
 	return a.Run(ctx)
+}
+
+// obey ends the agent in good order at the first signal, and the process at the second. The usual effect of a signal
+// can't be relied on for that: a shell starts background jobs with SIGINT ignored.
+func obey(signals <-chan os.Signal, ended <-chan struct{}, cancel context.CancelCauseFunc, log *slog.Logger) {
+	select {
+	case s := <-signals:
+		cancel(fmt.Errorf("signal: %s", s))
+	case <-ended:
+		return
+	}
+	select {
+	case s := <-signals:
+		log.Warn("second signal: ending at once", "reason", s)
+		os.Exit(1)
+	case <-ended:
+	}
 }
 
 func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
