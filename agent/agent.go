@@ -61,6 +61,10 @@ func New(cfg Config) (*Agent, error) {
 }
 
 func (a *Agent) newRegistry() error {
+	owner, err := identity(a.cfg.DataDir)
+	if err != nil {
+		return err
+	}
 	c := etcd.Config{
 		Endpoints:    etcdURLs(a.cfg),
 		Username:     a.cfg.EtcdUser,
@@ -70,6 +74,8 @@ func (a *Agent) newRegistry() error {
 		Prefix:       a.cfg.EtcdPrefix,
 		SnapshotFile: filepath.Join(a.cfg.DataDir, "snapshot.json"),
 		Node:         a.cfg.Node,
+		Owner:        owner,
+		Agent:        a.cfg.Mesh.String(),
 		Log:          a.cfg.Log,
 		Metrics:      a.metrics,
 	}
@@ -80,7 +86,6 @@ func (a *Agent) newRegistry() error {
 		}
 		c.Password = password
 	}
-	var err error
 	a.registry, err = etcd.New(c)
 	return err
 }

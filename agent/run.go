@@ -3,10 +3,12 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
 	"github.com/headroom-mesh/headroom/agent/admin"
+	"github.com/headroom-mesh/headroom/registry"
 	"github.com/headroom-mesh/headroom/registry/embedded"
 )
 
@@ -125,6 +127,9 @@ func (a *Agent) readiness() []admin.Check {
 		{Name: "registry", Func: func() (string, error) {
 			return registryReady(a.snapshot.Load().Revision, a.registry.Connected())
 		}},
+		{Name: "node", Func: func() (string, error) {
+			return "", nameReady(a.cfg.Node, a.registry.Connected(), a.registry.Claimed())
+		}},
 		{Name: "draining", Func: func() (string, error) {
 			if a.draining.Load() {
 				return "", errors.New("this node is leaving the mesh")
@@ -143,6 +148,14 @@ func registryReady(revision int64, connected bool) (note string, err error) {
 		return "not connected: serving the last snapshot", nil
 	}
 	return "", nil
+}
+
+// nameReady judges only while the registry is at hand: without it, what is registered goes on to be served.
+func nameReady(node registry.NodeName, connected, claimed bool) error {
+	if connected && !claimed {
+		return fmt.Errorf("nothing here is registered: another agent holds the name %q, or the registry has not given it to this one yet", node)
+	}
+	return nil
 }
 
 // stage is a group of parts that end together. A part that fails ends the agent.

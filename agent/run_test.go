@@ -22,3 +22,14 @@ func TestRegistryReadiness(t *testing.T) {
 		}
 	}
 }
+
+func TestNodeNameReadiness(t *testing.T) {
+	for _, tt := range []struct{ connected, claimed, ready bool }{
+		{true, true, true}, {true, false, false}, {false, true, true}, {false, false, true},
+	} {
+		err := nameReady("n1", tt.connected, tt.claimed)
+		if (err == nil) != tt.ready || err != nil && !strings.Contains(err.Error(), `another agent holds the name "n1"`) {
+			t.Errorf("%+v: got %v", tt, err)
+		}
+	}
+}
