@@ -200,3 +200,57 @@ func TestBadServicesFile(t *testing.T) {
 	})
 	load.Stop().WantNoLoss(t)
 }
+
+// TestNameInUse starts an agent under the name of another one.
+func TestNameInUse(t *testing.T) {
+	cfg := config(t)
+	cfg.Nodes = []string{"a", "b"}
+	m := meshtest.New(t, cfg)
+	a := m.StartAgent(m.Node("a"))
+	meshtest.Eventually(t, patience, "a is ready", func() bool { status, _ := a.Page("/readyz"); return status == http.StatusOK })
+	rival := m.StartAgent(m.Node("b"), "--node", "a")
+	rival.AwaitLog("another agent holds this node's name", m.Node("a").Addr.String())
+	if status, text := rival.Page("/readyz"); status != http.StatusServiceUnavailable || !strings.Contains(text, `[-]node: `) {
+		t.Errorf("/readyz of the second agent: %d %s", status, text)
+	}
+	if status, text := a.Page("/readyz"); status != http.StatusOK {
+		t.Errorf("/readyz of the first agent: %d %s", status, text)
+	}
+	rival.Kill()
+	b := m.StartAgent(m.Node("b"))
+	m.AwaitAll(b)
+}
+
+// TestDataFolderInUse starts a second agent on the data of another one.
+func TestDataFolderInUse(t *testing.T) {
+	cfg := config(t)
+	cfg.Nodes = []string{"a"}
+	m, agents := meshtest.Start(t, cfg)
+	second := m.StartAgent(m.Node("a"), "--bind", "127.0.0.5", "--node", "second")
+	if code := second.Wait(patience); code != 1 || !strings.Contains(second.Log(), "is in use by another agent: ") {
+		t.Errorf("exit code %d, log:\n%s", code, second.Log())
+	}
+	if n := len(strings.Split(strings.TrimSpace(second.Log()), "\n")); n != 1 {
+		t.Errorf("more than one line said what is wrong:\n%s", second.Log())
+	}
+	if _, err := agents["a"].Caller().Get(t.Context(), "http://web.mesh/"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRegisteredIsServed sends a request as soon as a replica is registered.
+func TestRegisteredIsServed(t *testing.T) {
+	cfg := config(t)
+	cfg.Nodes = []string{"a"}
+	m, agents := meshtest.Start(t, cfg)
+	for _, name := range []string{"plain", "checked"} {
+		args := []string{"register", name, "--address", m.Replicas[0].Address.String()}
+		if name == "checked" {
+			args = append(args, "--check", "http:/healthz")
+		}
+		agents["a"].MustMeshctl(args...)
+		if _, err := agents["a"].Caller().Get(t.Context(), "http://"+name+".mesh/"); err != nil {
+			t.Errorf("right after %v: %v", args, err)
+		}
+	}
+}
