@@ -2,7 +2,6 @@ package policy
 
 import (
 	"fmt"
-	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -25,7 +24,7 @@ func Parse(data []byte) (*meshv1.ServicePolicy, error) {
 	return doc, nil
 }
 
-// ParseAll reads any number of them, separated by lines of "---".
+// ParseAll reads any number of them, each about another service, separated by lines of "---".
 func ParseAll(data []byte) ([]*meshv1.ServicePolicy, error) {
 	docs, err := document.DecodeAll(data, func() *meshv1.ServicePolicy { return new(meshv1.ServicePolicy) })
 	if err != nil {
@@ -34,7 +33,25 @@ func ParseAll(data []byte) ([]*meshv1.ServicePolicy, error) {
 	if err := document.ValidateAll(docs, Validate); err != nil {
 		return nil, err
 	}
+	if err := distinct(docs); err != nil {
+		return nil, err
+	}
 	return docs, nil
+}
+
+// distinct refuses documents of which one would replace another.
+func distinct(docs []*meshv1.ServicePolicy) error {
+	var problems document.Problems
+	first := map[string]int{}
+	for i, doc := range docs {
+		name := doc.Metadata.Name
+		if earlier, found := first[name]; found {
+			problems.Add(fmt.Sprintf("document %d: metadata.name", i+1), "document %d is about %s already", earlier+1, name)
+			continue
+		}
+		first[name] = i
+	}
+	return problems.Err()
 }
 
 // Validate reports all that is wrong with a document, as a document.Problems.
@@ -70,7 +87,7 @@ func read(spec *meshv1.ServicePolicySpec, problems *document.Problems) Policy {
 	p := Policy{
 		Balancer:    readBalancer(spec.GetBalancer(), d.Balancer, problems),
 		Prequal:     readPrequal(spec.GetPrequal(), d.Prequal, problems),
-		Timeout:     problems.Duration("spec.timeout", spec.GetTimeout(), d.Timeout, document.Span{Max: math.MaxInt64}),
+		Timeout:     problems.Duration("spec.timeout", spec.GetTimeout(), d.Timeout, document.Span{Min: time.Millisecond, Max: 24 * time.Hour, Off: true}),
 		RetryBudget: readRetryBudget(spec.GetRetryBudget(), d.RetryBudget, problems),
 		Hash:        readHash(spec.GetConsistentHash(), d.Hash, problems),
 	}

@@ -114,7 +114,7 @@ func valid() *rapid.Generator[*meshv1.ServicePolicy] {
 					QRif:               number(0, 1, "qRIF"),
 					IdleProbeInterval:  duration(10*time.Millisecond, time.Minute).Draw(t, "idle"),
 				},
-				Timeout: duration(0, math.MaxInt64).Draw(t, "timeout"),
+				Timeout: duration(time.Millisecond, 24*time.Hour).Draw(t, "timeout"),
 				RetryBudget: &meshv1.RetryBudget{
 					Ratio:        number(0, 1, "ratio"),
 					MinPerSecond: number(0, 1000, "min"),

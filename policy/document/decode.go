@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"sigs.k8s.io/yaml"
+	goyaml "sigs.k8s.io/yaml/goyaml.v3"
 )
 
 // MaxSize is the size of the largest input that is decoded, in bytes.
@@ -84,6 +85,8 @@ func split(data []byte) ([]json.RawMessage, error) {
 		doc, err := yaml.YAMLToJSONStrict(chunk)
 		if err != nil {
 			problems.in(i, len(chunks), yamlProblems(err))
+		} else if unclear := ambiguous(chunk); len(unclear) > 0 {
+			problems.in(i, len(chunks), unclear)
 		}
 		docs = notNull(docs, doc)
 	}
@@ -108,6 +111,30 @@ func cut(data []byte) [][]byte {
 		start = at[1]
 	}
 	return append(chunks, data[start:])
+}
+
+// oldYAML finds the plain words that YAML 1.1 reads as a number or a truth value, and YAML 1.2 in another way.
+var oldYAML = regexp.MustCompile(`^(?:[-+]?(?:0[0-9_]+|[0-9][0-9_]*_[0-9_]*|0b[01_]+)|y|Y|yes|Yes|YES|n|N|no|No|NO|on|On|ON|off|Off|OFF)$`)
+
+// ambiguous refuses what the author may have meant in another way than it would be read.
+func ambiguous(chunk []byte) Problems {
+	var root goyaml.Node
+	if goyaml.Unmarshal(chunk, &root) != nil {
+		return nil // the decoder that counts has understood it
+	}
+	var problems Problems
+	var look func(*goyaml.Node)
+	look = func(n *goyaml.Node) {
+		if n.Kind == goyaml.ScalarNode && n.Style == 0 && oldYAML.MatchString(n.Value) {
+			problems = append(problems, fmt.Sprintf("line %d: versions of YAML differ on what %s means: "+
+				"put it in quotes if it is text, or else write a decimal number, true or false", n.Line, n.Value))
+		}
+		for _, child := range n.Content {
+			look(child)
+		}
+	}
+	look(&root)
+	return problems
 }
 
 // yamlProblems rewords what the YAML parser says.

@@ -132,6 +132,10 @@ func (p *Problems) Duration(path, text string, otherwise time.Duration, s Span) 
 	}
 	d, ok := parseDuration(text)
 	if !ok {
+		if d, err := time.ParseDuration(text); err == nil && !s.contains(d) { // more is wrong than the unit
+			p.Add(path, "want a duration %v, got %s", s, quote(text))
+			return otherwise
+		}
 		p.Add(path, `want a duration such as "300ms", "2s" or "1m30s", got %s`, quote(text))
 		return otherwise
 	}

@@ -157,8 +157,8 @@ type ServicePolicySpec struct {
 	Balancer string `protobuf:"bytes,1,opt,name=balancer,proto3" json:"balancer,omitempty"`
 	// Parameters of the prequal balancer; kept, but without effect, under another one.
 	Prequal *PrequalSpec `protobuf:"bytes,2,opt,name=prequal,proto3" json:"prequal,omitempty"`
-	// Time allowed for a whole request, from its arrival to the last byte of the response, retries included.
-	// "0s" means no limit. Default 0s.
+	// Time allowed for a whole request, from its arrival to the last byte of the response, retries included:
+	// 1ms to 24h, or "0s", which means no limit. Default 0s.
 	Timeout string `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// How many retries are allowed. Only requests that never reached a replica are retried.
 	RetryBudget *RetryBudget `protobuf:"bytes,4,opt,name=retry_budget,json=retryBudget,proto3" json:"retry_budget,omitempty"`
