@@ -203,6 +203,9 @@ func (a *app) policyDelete() *cobra.Command {
 		Short: "Delete the policy of a service, so that the defaults hold again",
 		Args:  serviceArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := w.contradiction(cmd); err != nil {
+				return err
+			}
 			return a.converse(cmd.Context(), func(ctx context.Context, c *client) error {
 				answer, err := c.deletePolicy(ctx, args[0])
 				if err != nil {

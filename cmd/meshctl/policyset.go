@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -38,7 +39,7 @@ document, so that its default holds.`,
   meshctl policy get checkout > checkout.yaml; vi checkout.yaml; meshctl policy set -f checkout.yaml`,
 		Args: optionalServiceArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := p.contradiction(); err != nil {
+			if err := errors.Join(p.contradiction(), p.wait.contradiction(cmd)); err != nil {
 				return err
 			}
 			if p.file != "" {
@@ -72,12 +73,15 @@ func (p policyChange) given() (given []*setting) {
 
 // contradiction finds flags that can't be given together.
 func (p policyChange) contradiction() error {
+	if p.dryRun && p.wait.wanted {
+		return misused("--dry-run stores nothing: there is nothing to --wait for")
+	}
 	key := ""
 	for _, s := range p.given() {
 		if p.file != "" {
 			return misused("-f stores whole documents: --%s can't be given with it", s.name)
 		}
-		if strings.HasPrefix(s.name, "hash-") {
+		if strings.HasPrefix(s.name, "hash-") && !s.negated() {
 			if key != "" {
 				return misused("want one hash key, got --%s and --%s", key, s.name)
 			}
@@ -91,6 +95,9 @@ func (p policyChange) contradiction() error {
 func (a *app) setFields(cmd *cobra.Command, p policyChange, service string) error {
 	if len(p.given()) == 0 {
 		return misused("nothing to set: want at least one of\n%s\nor -f FILE", listSettings(p.settings))
+	}
+	if err := impossible(p.given(), service); err != nil {
+		return err
 	}
 	if p.dryRun {
 		return a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
@@ -109,6 +116,32 @@ func (a *app) setFields(cmd *cobra.Command, p policyChange, service string) erro
 		}
 		return a.report(ctx, cmd, c, p.wait, stored)
 	})
+}
+
+// impossible finds values that no policy can have, whatever is stored.
+func impossible(settings []*setting, service string) error {
+	doc := newDocument(service)
+	for _, s := range settings {
+		if err := s.apply(doc.Spec); err != nil {
+			return misused("--%s: %v", s.name, err)
+		}
+	}
+	if doc.Spec.Balancer == string(policy.BalancerRingHash) && doc.Spec.GetConsistentHash().GetKey() == nil {
+		doc.Spec.Balancer = "" // the key that it needs may be stored
+	}
+	if err := policy.Validate(doc); err != nil {
+		return misused("%v", listed("the policy would not be valid", err))
+	}
+	return nil
+}
+
+func newDocument(service string) *meshv1.ServicePolicy {
+	return &meshv1.ServicePolicy{
+		ApiVersion: policy.APIVersion,
+		Kind:       policy.Kind,
+		Metadata:   &meshv1.Metadata{Name: service, ResourceVersion: "0"},
+		Spec:       new(meshv1.ServicePolicySpec),
+	}
 }
 
 func listSettings(settings []*setting) string {
@@ -145,23 +178,24 @@ func (c *client) merged(ctx context.Context, settings []*setting, service string
 	if err != nil {
 		return nil, false, err
 	}
-	doc = &meshv1.ServicePolicy{
-		ApiVersion: policy.APIVersion,
-		Kind:       policy.Kind,
-		Metadata:   &meshv1.Metadata{Name: service, ResourceVersion: "0"},
-		Spec:       new(meshv1.ServicePolicySpec),
-	}
+	doc = newDocument(service)
 	proto.Merge(doc, answer.Policy)
+	before := proto.CloneOf(doc)
 	for _, s := range settings {
 		if err := s.apply(doc.Spec); err != nil {
 			return nil, false, fmt.Errorf("--%s: %w", s.name, err)
 		}
+	}
+	if last := settings[len(settings)-1]; proto.Equal(before, doc) && !slices.ContainsFunc(settings, isPositive) {
+		return nil, false, misused("nothing to set: the hash key of %s is not the %s", service, strings.TrimPrefix(last.name, "hash-"))
 	}
 	if err := policy.Validate(doc); err != nil {
 		return nil, false, listed("the policy would not be valid", err)
 	}
 	return doc, answer.FromCopy, nil
 }
+
+func isPositive(s *setting) bool { return !s.negated() }
 
 // setDocuments stores whole documents; each replaces what is stored, unless its resource version forbids it.
 func (a *app) setDocuments(cmd *cobra.Command, p policyChange, service string) error {
@@ -269,12 +303,29 @@ func (c *client) noteUnknown(ctx context.Context, cmd *cobra.Command, docs []*me
 	if err != nil {
 		return // the policies are stored; this is only a courtesy
 	}
+	var unknown []string
 	for _, doc := range docs {
 		name := doc.GetMetadata().GetName()
 		if !slices.ContainsFunc(answer.Services, func(s *meshv1.ServiceSummary) bool { return s.Name == name && isKnown(s) }) {
-			cmd.PrintErrf("note: no replica of a service %s is registered. Is the name right?\n", name)
+			unknown = append(unknown, name)
 		}
 	}
+	switch len(unknown) {
+	case 0:
+	case 1:
+		cmd.PrintErrf("note: no replica of a service %s is registered. Is the name right?\n", unknown[0])
+	default:
+		cmd.PrintErrf("note: no replica is registered of %s. Are the names right?\n", firstNames(unknown))
+	}
+}
+
+func firstNames(names []string) string {
+	const most = 5
+	if len(names) <= most {
+		last := len(names) - 1
+		return strings.Join(names[:last], ", ") + " and " + names[last]
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
 func isKnown(s *meshv1.ServiceSummary) bool { return s.Ready+s.Unhealthy+s.Draining > 0 }

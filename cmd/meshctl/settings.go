@@ -7,6 +7,7 @@ import (
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 )
 
 // setting is one field of a policy that a flag can set. The word "default" takes the field out of the document.
@@ -25,7 +26,7 @@ func settings() []*setting {
 			usage: "rule that picks a replica: prequal, round_robin, random, least_loaded, p2c or ring_hash",
 			set:   words(func(s *meshv1.ServicePolicySpec) *string { return &s.Balancer })},
 		{name: "timeout", value: "DURATION",
-			usage: "time allowed for a whole request, retries included; 0s: no limit",
+			usage: "time allowed for a whole request, retries included, 1ms to 24h; 0s: no limit",
 			set:   words(func(s *meshv1.ServicePolicySpec) *string { return &s.Timeout })},
 		{name: "pool-size", value: "N",
 			usage: "prequal: probes kept, 2 to 256",
@@ -68,14 +69,19 @@ func settings() []*setting {
 			set:   hashKey(func(name string) *meshv1.HashKey { return &meshv1.HashKey{Cookie: name} })},
 		{name: "hash-path", value: "bool",
 			usage: "ring_hash: hash the path of the request",
-			set:   hashKey(func(string) *meshv1.HashKey { return &meshv1.HashKey{Path: true} })},
+			set:   hashPart((*meshv1.HashKey).GetPath, &meshv1.HashKey{Path: true})},
 		{name: "hash-source", value: "bool",
 			usage: "ring_hash: hash the address of the caller",
-			set:   hashKey(func(string) *meshv1.HashKey { return &meshv1.HashKey{Source: true} })},
+			set:   hashPart((*meshv1.HashKey).GetSource, &meshv1.HashKey{Source: true})},
 		{name: "load-factor", value: "NUMBER",
 			usage: "ring_hash: bound on a replica's load, as a multiple of the average, above 1, to 100",
 			set:   number(func(s *meshv1.ServicePolicySpec) **float64 { return &hash(s).LoadFactor })},
 	}
+}
+
+// negated reports whether the user only takes a hash key away.
+func (s *setting) negated() bool {
+	return s.value == "bool" && (s.text == "false" || s.text == "default")
 }
 
 // String, Set and Type make a setting a flag.
@@ -168,11 +174,28 @@ func count(field func(*meshv1.ServicePolicySpec) **uint32) func(*meshv1.ServiceP
 
 func hashKey(key func(name string) *meshv1.HashKey) func(*meshv1.ServicePolicySpec, string) error {
 	return func(spec *meshv1.ServicePolicySpec, text string) error {
-		if text == "" || text == "false" {
+		if text == "" {
 			hash(spec).Key = nil
 			return nil
 		}
 		hash(spec).Key = key(text)
+		return nil
+	}
+}
+
+// hashPart makes the key what a request has anyway. "false" takes away only this key, and no other.
+func hashPart(isSet func(*meshv1.HashKey) bool, key *meshv1.HashKey) func(*meshv1.ServicePolicySpec, string) error {
+	return func(spec *meshv1.ServicePolicySpec, text string) error {
+		switch text {
+		case "true":
+			hash(spec).Key = proto.CloneOf(key)
+		case "", "false":
+			if isSet(spec.GetConsistentHash().GetKey()) {
+				spec.ConsistentHash.Key = nil
+			}
+		default:
+			return fmt.Errorf(`want true, false or "default"`)
+		}
 		return nil
 	}
 }

@@ -27,6 +27,17 @@ func (w *wait) flags(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&w.timeout, "wait-timeout", 30*time.Second, "how long --wait waits")
 }
 
+// contradiction finds what makes no sense, before anything is stored.
+func (w *wait) contradiction(cmd *cobra.Command) error {
+	switch {
+	case w.timeout <= 0:
+		return misused("--wait-timeout: want a duration above 0s, got %v", w.timeout)
+	case cmd.Flags().Changed("wait-timeout") && !w.wanted:
+		return misused("--wait-timeout needs --wait")
+	}
+	return nil
+}
+
 // forAll returns when all live agents have applied revision, if that is wanted.
 func (w *wait) forAll(ctx context.Context, cmd *cobra.Command, c *client, revision int64) error {
 	if !w.wanted {
