@@ -24,6 +24,7 @@ type Record struct {
 	Key      string
 	Value    []byte
 	Revision int64 // at which the value was written
+	Created  int64 // revision at which the key came into being; 0 if that is not known
 }
 
 // Key returns where the record of the endpoint is stored.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -151,7 +152,7 @@ func SnapshotFromProto(r *meshv1.SnapshotRecord) (*Snapshot, error) {
 	for _, record := range r.GetEndpoints() {
 		e, err := EndpointFromProto(record)
 		if err == nil {
-			b.putEndpoint(e)
+			b.putEndpoint(time.Time{}, e)
 		}
 		problems = append(problems, inRecord("endpoint", record.GetAddress(), err))
 	}

@@ -12,21 +12,28 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// lapseMemory is how long an endpoint whose lease expired may still count as lost together with others.
-const lapseMemory = time.Minute
+const (
+	// lapseMemory is how long an endpoint whose lease expired may still count as lost together with others.
+	lapseMemory = time.Minute
+	// returnTime is how long endpoints that were lost together may take to register again, from the first to the last.
+	returnTime = 15 * time.Second
+)
 
 // Builder makes Snapshots from the records of a store. A bad record is reported and changes nothing: what its key held
 // before stays in force. Records under keys that the Builder doesn't know are left to later versions.
 //
 // An endpoint that was draining when its record went away was taken out on purpose. Any other has lapsed: the lease of
-// its agent expired. A service that has no endpoint left keeps showing those that lapsed within a minute until another
-// one registers, so that agents that lose the store together don't take a service away.
+// its agent expired. A service that has no endpoint left keeps showing those that lapsed within a minute, so that agents
+// that lose the store together don't take a service away. When one registers again, the others stay until each does, or
+// its node says that it has no more endpoints, or Expire finds that their time is over: else the first one back would
+// get the requests of all.
 type Builder struct {
-	bad      func(key string, err error)
-	services map[ServiceName]*state
-	changed  map[ServiceName]bool // since the current snapshot
-	revision int64
-	current  *Snapshot
+	bad       func(key string, err error)
+	services  map[ServiceName]*state
+	changed   map[ServiceName]bool      // since the current snapshot
+	returning map[ServiceName]time.Time // services that await lapsed endpoints, and until when
+	revision  int64
+	current   *Snapshot
 }
 
 // state is what a Builder knows of one service.
@@ -42,6 +49,7 @@ type state struct {
 type lapse struct {
 	endpoint Endpoint
 	at       time.Time
+	awaited  bool // shown beside endpoints that have registered again
 }
 
 // NewBuilder returns a Builder that knows what is in a snapshot; nil is the empty one. bad is called for each bad
@@ -54,11 +62,12 @@ func NewBuilder(from *Snapshot, bad func(key string, err error)) *Builder {
 		bad = func(string, error) {}
 	}
 	b := &Builder{
-		bad:      bad,
-		services: map[ServiceName]*state{},
-		changed:  map[ServiceName]bool{},
-		revision: from.Revision,
-		current:  from,
+		bad:       bad,
+		services:  map[ServiceName]*state{},
+		changed:   map[ServiceName]bool{},
+		returning: map[ServiceName]time.Time{},
+		revision:  from.Revision,
+		current:   from,
 	}
 	for name, service := range from.Services {
 		s := b.service(name)
@@ -71,8 +80,8 @@ func NewBuilder(from *Snapshot, bad func(key string, err error)) *Builder {
 }
 
 // Put applies a record that was written.
-func (b *Builder) Put(r Record) {
-	if err := b.put(r); err != nil {
+func (b *Builder) Put(now time.Time, r Record) {
+	if err := b.put(now, r); err != nil {
 		b.bad(r.Key, err)
 	}
 	b.Advance(r.Revision)
@@ -85,21 +94,50 @@ func (b *Builder) Delete(now time.Time, key string, revision int64) {
 }
 
 // Replace applies a complete list of the records of the store at a revision, which may be lower than the last one if
-// the store lost data.
+// the store lost data. An endpoint whose key came into being after the last revision was gone in between: it has
+// registered again.
 func (b *Builder) Replace(now time.Time, records []Record, revision int64) {
-	present := make(map[string]bool, len(records))
+	kept := make(map[string]bool, len(records))
 	for _, r := range records {
-		present[r.Key] = true
+		again := r.Created > 0 && (r.Created > b.revision || revision < b.revision)
+		kept[r.Key] = !again || !strings.HasPrefix(r.Key, EndpointKeys)
 	}
 	for _, key := range b.keys() {
-		if !present[key] {
+		if !kept[key] {
 			b.remove(now, key)
 		}
 	}
-	for _, r := range records {
-		b.Put(r)
+	isNode := func(r Record) bool { return strings.HasPrefix(r.Key, NodeKeys) }
+	for _, nodes := range []bool{false, true} { // nodes speak of the endpoints in the list
+		for _, r := range records {
+			if isNode(r) == nodes {
+				b.Put(now, r)
+			}
+		}
 	}
 	b.revision = revision
+}
+
+// Expire forgets the endpoints whose time to register again is over.
+func (b *Builder) Expire(now time.Time) {
+	for name, until := range b.returning {
+		if !now.Before(until) {
+			b.services[name].forget(func(l lapse) bool { return l.awaited })
+			b.changed[name] = true
+			delete(b.returning, name)
+		}
+	}
+}
+
+// NextExpiry returns when Expire will have something to do; the zero time if no endpoint is awaited.
+func (b *Builder) NextExpiry() time.Time {
+	var next time.Time
+	for _, until := range b.returning {
+		if next.IsZero() || until.Before(next) {
+			next = until
+		}
+	}
+	return next
 }
 
 // Advance notes that everything up to a revision has been applied.
@@ -119,6 +157,7 @@ func (b *Builder) Snapshot() *Snapshot {
 		if !s.known() {
 			delete(services, name)
 			delete(b.services, name)
+			delete(b.returning, name)
 		} else if next := s.snapshot(name); !next.equal(services[name]) {
 			services[name] = next
 		}
@@ -158,12 +197,15 @@ func (b *Builder) keys() []string {
 	return keys
 }
 
-func (b *Builder) put(r Record) error {
+func (b *Builder) put(now time.Time, r Record) error {
 	if name, ok := strings.CutPrefix(r.Key, ServiceKeys); ok {
 		return b.putServiceRecord(name, r.Value)
 	}
 	if id, ok := strings.CutPrefix(r.Key, EndpointKeys); ok {
-		return b.putEndpointRecord(EndpointID(id), r.Value)
+		return b.putEndpointRecord(now, EndpointID(id), r.Value)
+	}
+	if name, ok := strings.CutPrefix(r.Key, NodeKeys); ok {
+		return b.putNodeRecord(NodeName(name), r.Value)
 	}
 	if name, ok := strings.CutPrefix(r.Key, PolicyKeys); ok {
 		return b.putPolicyRecord(name, r)
@@ -193,7 +235,7 @@ func (b *Builder) putService(name ServiceName) error {
 	return nil
 }
 
-func (b *Builder) putEndpointRecord(id EndpointID, value []byte) error {
+func (b *Builder) putEndpointRecord(now time.Time, id EndpointID, value []byte) error {
 	e, err := EndpointFromValue(value)
 	if err != nil {
 		return err
@@ -201,14 +243,52 @@ func (b *Builder) putEndpointRecord(id EndpointID, value []byte) error {
 	if e.ID() != id {
 		return fmt.Errorf("the record under this key is that of endpoint %q", e.ID())
 	}
-	b.putEndpoint(e)
+	b.putEndpoint(now, e)
 	return nil
 }
 
-func (b *Builder) putEndpoint(e Endpoint) {
-	if b.service(e.Service).register(e) {
-		b.changed[e.Service] = true
+func (b *Builder) putEndpoint(now time.Time, e Endpoint) {
+	s := b.service(e.Service)
+	first := len(s.endpoints) == 0
+	if !s.register(e) {
+		return
 	}
+	b.changed[e.Service] = true
+	if first && len(s.lapsed) > 0 {
+		b.returning[e.Service] = now.Add(returnTime)
+	}
+	b.checkReturning(e.Service, s)
+}
+
+// putNodeRecord drops what a node would have registered again if it still had it.
+func (b *Builder) putNodeRecord(node NodeName, value []byte) error {
+	record, err := NodeFromValue(value)
+	if err != nil {
+		return err
+	}
+	if NodeName(record.GetNode()) != node {
+		return fmt.Errorf("the record under this key is that of node %q", record.GetNode())
+	}
+	if !record.GetRegistered() {
+		return nil
+	}
+	for name, s := range b.services {
+		if s.forget(func(l lapse) bool { return l.endpoint.Node == node }) {
+			b.changed[name] = true
+			b.checkReturning(name, s)
+		}
+	}
+	return nil
+}
+
+// checkReturning ends the wait for lapsed endpoints when there are none left, or no other endpoint.
+func (b *Builder) checkReturning(name ServiceName, s *state) {
+	for _, l := range s.lapsed {
+		if l.awaited && len(s.endpoints) > 0 {
+			return
+		}
+	}
+	delete(b.returning, name)
 }
 
 func (b *Builder) putPolicyRecord(name string, r Record) error {
@@ -246,6 +326,7 @@ func (b *Builder) remove(now time.Time, key string) {
 	switch {
 	case kind+"/" == EndpointKeys:
 		news = s.unregister(now, EndpointID(rest))
+		b.checkReturning(ServiceName(service), s)
 	case below != "":
 	case kind+"/" == ServiceKeys:
 		news = s.recorded
@@ -265,10 +346,13 @@ func (s *state) register(e Endpoint) bool {
 	if old, ok := s.endpoints[id]; ok && old == e {
 		return false
 	}
-	if len(s.endpoints) == 0 {
-		clear(s.lapsed)
-	}
 	delete(s.lapsed, id)
+	if len(s.endpoints) == 0 {
+		for id, l := range s.lapsed {
+			l.awaited = true
+			s.lapsed[id] = l
+		}
+	}
 	s.endpoints[id] = e
 	return true
 }
@@ -284,8 +368,15 @@ func (s *state) unregister(now time.Time, id EndpointID) bool {
 	if e.State != Draining {
 		s.lapsed[id] = lapse{endpoint: e, at: now}
 	}
-	maps.DeleteFunc(s.lapsed, func(_ EndpointID, l lapse) bool { return now.Sub(l.at) > lapseMemory })
+	s.forget(func(l lapse) bool { return !l.awaited && now.Sub(l.at) > lapseMemory })
 	return true
+}
+
+// forget reports whether there was anything to forget.
+func (s *state) forget(which func(lapse) bool) bool {
+	before := len(s.lapsed)
+	maps.DeleteFunc(s.lapsed, func(_ EndpointID, l lapse) bool { return which(l) })
+	return len(s.lapsed) < before
 }
 
 func (s *state) known() bool {
@@ -310,9 +401,11 @@ func (s *Service) equal(o *Service) bool {
 // shown returns the endpoints that requests may go to, in the order of their IDs.
 func (s *state) shown() []Endpoint {
 	shown := s.endpoints
-	if len(shown) == 0 {
-		shown = make(map[EndpointID]Endpoint, len(s.lapsed))
-		for id, l := range s.lapsed {
+	if len(s.lapsed) > 0 {
+		shown = maps.Clone(shown)
+	}
+	for id, l := range s.lapsed {
+		if l.awaited || len(s.endpoints) == 0 {
 			shown[id] = l.endpoint
 		}
 	}

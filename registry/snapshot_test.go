@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/headroom-mesh/headroom/policy"
@@ -25,7 +26,9 @@ var compare = cmp.Options{
 type value struct {
 	endpoint registry.Endpoint
 	timeout  string // of a policy
+	complete bool   // of a node
 	revision int64
+	created  int64 // 0: not known
 	bad      bool
 }
 
@@ -41,11 +44,13 @@ func (v value) record(key string) registry.Record {
 			panic(err)
 		}
 		text = string(encoded)
+	case kind == "nodes":
+		text = fmt.Sprintf(`{"node":%q,"registered":%v}`, name, v.complete)
 	case kind == "policies":
 		text = fmt.Sprintf(`{"apiVersion":"headroom.dev/v1","kind":"ServicePolicy","metadata":{"name":%q},`+
 			`"spec":{"timeout":%q}}`, name, v.timeout)
 	}
-	return registry.Record{Key: key, Value: []byte(text), Revision: v.revision}
+	return registry.Record{Key: key, Value: []byte(text), Revision: v.revision, Created: v.created}
 }
 
 // change is an entry in the history of a service's endpoints.
@@ -54,6 +59,8 @@ type change struct {
 	id      registry.EndpointID
 	lapsed  *registry.Endpoint // the record went away without having been draining
 	removed bool
+	node    registry.NodeName // a node that has no other endpoints
+	expire  bool              // Expire was called
 }
 
 // model is a Builder that remembers everything and thinks slowly.
@@ -66,9 +73,22 @@ func (m *model) put(now time.Time, key string, v value) {
 	if v.bad {
 		return
 	}
+	if node, ok := strings.CutPrefix(key, "nodes/"); ok {
+		if v.complete {
+			m.note(change{at: now, node: registry.NodeName(node)})
+		}
+		return
+	}
 	m.known[key] = v
 	if e := v.endpoint; e.Service != "" {
 		m.history[e.Service] = append(m.history[e.Service], change{at: now, id: e.ID()})
+	}
+}
+
+// note adds a change to the history of every service.
+func (m *model) note(c change) {
+	for service := range m.history {
+		m.history[service] = append(m.history[service], c)
 	}
 }
 
@@ -87,9 +107,11 @@ func (m *model) delete(now time.Time, key string) {
 	}
 }
 
-func (m *model) replace(now time.Time, store map[string]value) {
+func (m *model) replace(now time.Time, store map[string]value, seen, revision int64) {
 	for _, key := range slices.Sorted(maps.Keys(m.known)) {
-		if _, ok := store[key]; !ok {
+		v, ok := store[key]
+		again := strings.HasPrefix(key, "endpoints/") && v.created > 0 && (v.created > seen || revision < seen)
+		if !ok || again {
 			m.delete(now, key)
 		}
 	}
@@ -98,27 +120,59 @@ func (m *model) replace(now time.Time, store map[string]value) {
 	}
 }
 
-// lastKnown returns the endpoints that a service without any still shows: of those registered since the service last
-// came up from nothing, the ones whose last change was to lapse, within a minute of the end.
-func lastKnown(history []change) map[registry.EndpointID]registry.Endpoint {
-	live, last := map[registry.EndpointID]bool{}, map[registry.EndpointID]change{}
+// liveBefore reports how many endpoints are registered before each change, and after the last.
+func liveBefore(history []change) []int {
+	live, counts := map[registry.EndpointID]bool{}, []int{0}
 	for _, c := range history {
-		if len(live) == 0 {
-			clear(last)
-		}
-		last[c.id] = c
-		live[c.id] = true
-		if c.removed {
+		switch {
+		case c.removed:
 			delete(live, c.id)
+		case c.id != "":
+			live[c.id] = true
+		}
+		counts = append(counts, len(live))
+	}
+	return counts
+}
+
+// lapsedButShown returns the endpoints that a service shows although they are not registered.
+func lapsedButShown(history []change) map[registry.EndpointID]registry.Endpoint {
+	live, last := liveBefore(history), map[registry.EndpointID]int{}
+	for i, c := range history {
+		if c.id != "" {
+			last[c.id] = i
 		}
 	}
 	shown := map[registry.EndpointID]registry.Endpoint{}
-	for id, c := range last {
-		if end := history[len(history)-1].at; c.lapsed != nil && end.Sub(c.at) <= time.Minute {
-			shown[id] = *c.lapsed
+	for id, i := range last {
+		if e := history[i].lapsed; e != nil && staysShown(history[i:], live[i:]) {
+			shown[id] = *e
 		}
 	}
 	return shown
+}
+
+// staysShown follows the lapse that starts history. Until an endpoint registers with a service that has none, it counts
+// if it was at most a minute before the last removal; then it stays until its node is complete or its time is over.
+func staysShown(history []change, live []int) bool {
+	lapse, lastRemoval, awaited := history[0], history[0].at, false
+	var from time.Time // when the first endpoint of the service came back last
+	for i, c := range history[1:] {
+		switch empty := live[i+1] == 0; {
+		case c.node != "" && c.node == lapse.lapsed.Node:
+			return false
+		case c.expire && awaited && !empty && c.at.Sub(from) >= 15*time.Second:
+			return false
+		case c.removed && !awaited:
+			lastRemoval = c.at
+		case c.id != "" && !c.removed && empty:
+			awaited, from = true, c.at
+		}
+		if lastRemoval.Sub(lapse.at) > time.Minute {
+			return false
+		}
+	}
+	return awaited || live[len(history)] == 0
 }
 
 func (m *model) snapshot() map[registry.ServiceName]*registry.Service {
@@ -143,12 +197,11 @@ func (m *model) snapshot() map[registry.ServiceName]*registry.Service {
 		}
 	}
 	for name, history := range m.history {
-		if services[name] != nil && len(services[name].Endpoints) > 0 {
-			continue
+		for _, e := range lapsedButShown(history) {
+			service(name).Endpoints = append(service(name).Endpoints, e)
 		}
-		shown := lastKnown(history)
-		for _, id := range slices.Sorted(maps.Keys(shown)) {
-			service(name).Endpoints = append(service(name).Endpoints, shown[id])
+		if s := services[name]; s != nil {
+			slices.SortFunc(s.Endpoints, func(a, b registry.Endpoint) int { return strings.Compare(string(a.ID()), string(b.ID())) })
 		}
 	}
 	return services
@@ -163,6 +216,8 @@ func anyKey() *rapid.Generator[string] {
 			return name.Key()
 		case 1:
 			return name.PolicyKey()
+		case 2:
+			return rapid.SampledFrom([]registry.NodeName{"a", "b", "c"}).Draw(t, "node").Key()
 		}
 		return endpoint(name, rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "node"), registry.Ready).Key()
 	})
@@ -178,6 +233,8 @@ func anyValue(key string) *rapid.Generator[value] {
 		case "endpoints":
 			state := rapid.SampledFrom([]registry.State{registry.Ready, registry.Unhealthy, registry.Draining}).Draw(t, "state")
 			return value{endpoint: endpoint(registry.ServiceName(part[1]), part[2], state)}
+		case "nodes":
+			return value{complete: rapid.Bool().Draw(t, "complete")}
 		case "policies":
 			return value{timeout: rapid.SampledFrom([]string{"1s", "2s"}).Draw(t, "timeout")}
 		}
@@ -198,7 +255,7 @@ func TestBuilder(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Unix(0, 0)
-		var revision int64
+		var revision, seen int64
 		away := false // changes of the store go unseen
 		store := map[string]value{}
 		m := &model{known: map[string]value{}, history: map[registry.ServiceName][]change{}}
@@ -209,10 +266,14 @@ func TestBuilder(t *testing.T) {
 			revision++
 			key := anyKey().Draw(t, "key")
 			v := anyValue(key).Draw(t, "value")
-			v.revision = revision
+			v.revision, v.created = revision, store[key].created
+			if _, ok := store[key]; !ok {
+				v.created = revision
+			}
 			store[key] = v
 			if !away {
-				b.Put(v.record(key))
+				seen = revision
+				b.Put(now, v.record(key))
 				m.put(now, key, v)
 			}
 		}
@@ -220,6 +281,7 @@ func TestBuilder(t *testing.T) {
 			revision++
 			delete(store, key)
 			if !away {
+				seen = revision
 				b.Delete(now, key, revision)
 				m.delete(now, key)
 			}
@@ -234,7 +296,17 @@ func TestBuilder(t *testing.T) {
 				}
 			},
 			"wait": func(t *rapid.T) {
-				now = now.Add(time.Duration(rapid.SampledFrom([]int{1, 20, 60, 61}).Draw(t, "seconds")) * time.Second)
+				now = now.Add(time.Duration(rapid.SampledFrom([]int{1, 14, 20, 60, 61}).Draw(t, "seconds")) * time.Second)
+			},
+			"expire": func(t *rapid.T) {
+				if next := b.NextExpiry(); !next.IsZero() && rapid.Bool().Draw(t, "when due") && next.After(now) {
+					now = next
+				}
+				b.Expire(now)
+				m.note(change{at: now, expire: true})
+				if next := b.NextExpiry(); !next.IsZero() && !next.After(now) {
+					t.Fatalf("the next expiry is %v, though that is over at %v", next, now)
+				}
 			},
 			"lose the watch": func(*rapid.T) { away = true },
 			"list": func(*rapid.T) {
@@ -244,7 +316,8 @@ func TestBuilder(t *testing.T) {
 					records = append(records, v.record(key))
 				}
 				b.Replace(now, records, revision)
-				m.replace(now, store)
+				m.replace(now, store, seen, revision)
+				seen = revision
 			},
 			"come back from a backup": func(t *rapid.T) {
 				away = true
@@ -273,7 +346,9 @@ func TestBuilder(t *testing.T) {
 	})
 }
 
-// Steps are: +a registers a, ~a makes it drain, -a deletes it, a duration passes, =ab is a list that has only a and b.
+// Steps are: +a registers a, ~a makes it drain, -a deletes it, a duration passes, =ab is a list that has only a and b,
+// =AB one to which both came just now, !a says that node a has no other endpoints. The time of what is awaited is ended
+// as soon as it is over.
 func TestLapses(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ name, steps, want string }{
@@ -282,15 +357,28 @@ func TestLapses(t *testing.T) {
 		{"for as long as it takes", "+a +b -a 30s -b 1h", "a b"},
 		{"at the edge", "+a +b -a 60s -b", "a b"},
 		{"one long before the other", "+a +b -a 61s -b", "b"},
-		{"until one is back", "+a +b -a -b +a", "a"},
-		{"and lost again", "+a +b -a -b +a -a", "a"},
+		{"until all are back", "+a +b +c -a -b -c 1h +a 14s +b", "a b c"},
+		{"until their time is over", "+a +b +c -a -b -c 1h +a 14s +b 1s", "a b"},
+		{"until their node is back without", "+a +b +c -a -b -c +a !b", "a c"},
+		{"one of those that are back", "+a +b +c -a -b -c +a +b -a", "b c"},
+		{"and lost again", "+a +b -a -b +a -a", "a b"},
+		{"and lost again later", "+a +b -a -b +a 15s -a", "a"},
+		{"back, and its node is complete", "+a -a +a !a", "a"},
+		{"the last one, and its node is back without", "+a -a !a", ""},
+		{"the last of another node", "+a -a !b", "a"},
+		{"its node is complete before", "+a !a -a", "a"},
 		{"on purpose", "+a ~a -a", ""},
 		{"the last one on purpose", "+a +b -a 30s ~b -b", "a"},
 		{"the last one on purpose, long after", "+a +b -a 61s ~b -b", ""},
 		{"back, and then on purpose", "+a +b -a +a ~a -a -b", "b"},
 		{"unseen", "+a +b =", "a b"},
 		{"unseen, one on purpose", "+a +b ~b =", "a"},
-		{"unseen, another took over", "+a +b =c", "c"},
+		{"unseen, another took over", "+a +b =c", "a b c"},
+		{"unseen, another took over for good", "+a +b =c 15s", "c"},
+		{"unseen, one of two", "+a +b =a", "a"},
+		{"unseen, all, and one is back", "+a +b =A", "a b"},
+		{"unseen, all, and one is back for good", "+a +b =A 15s", "a"},
+		{"unseen, one of two, and one is back", "+a +b +c =aB", "a b"},
 		{"unseen, then the rest", "+a +b =b 30s -b", "a b"},
 	} {
 		now := time.Unix(0, 0)
@@ -299,23 +387,32 @@ func TestLapses(t *testing.T) {
 			rest := step[1:]
 			switch step[0] {
 			case '+':
-				b.Put(webOn(rest, registry.Ready))
+				b.Put(now, webOn(rest, registry.Ready))
 			case '~':
-				b.Put(webOn(rest, registry.Draining))
+				b.Put(now, webOn(rest, registry.Draining))
 			case '-':
 				b.Delete(now, webOn(rest, registry.Ready).Key, 0)
 			case '=':
 				var records []registry.Record
 				for _, node := range rest {
-					records = append(records, webOn(string(node), registry.Ready))
+					r := webOn(strings.ToLower(string(node)), registry.Ready)
+					if unicode.IsUpper(node) {
+						r.Created = 1
+					}
+					records = append(records, r)
 				}
 				b.Replace(now, records, 0)
+			case '!':
+				b.Put(now, value{complete: true}.record("nodes/"+rest))
 			default:
 				d, err := time.ParseDuration(step)
 				if err != nil {
 					t.Fatal(err)
 				}
 				now = now.Add(d)
+			}
+			if next := b.NextExpiry(); !next.IsZero() && !next.After(now) {
+				b.Expire(now)
 			}
 			b.Snapshot()
 		}
@@ -357,7 +454,7 @@ func TestSnapshotFromDisk(t *testing.T) {
 		"endpoints/web/b/10.0.0.1:80": {endpoint: endpoint("web", "b", registry.Draining)},
 	} {
 		v.revision = 7
-		b.Put(v.record(key))
+		b.Put(now, v.record(key))
 	}
 	want := b.Snapshot()
 	got, err := registry.SnapshotFromProto(want.Proto())
@@ -385,7 +482,7 @@ func TestSnapshotFromDisk(t *testing.T) {
 func TestBadPartsOfDiskCopy(t *testing.T) {
 	t.Parallel()
 	good := registry.NewBuilder(nil, nil)
-	good.Put(value{endpoint: endpoint("web", "a", registry.Ready)}.record("endpoints/web/a/10.0.0.1:80"))
+	good.Put(time.Unix(0, 0), value{endpoint: endpoint("web", "a", registry.Ready)}.record("endpoints/web/a/10.0.0.1:80"))
 	record := good.Snapshot().Proto()
 	record.Endpoints = append(record.Endpoints, endpoint("web", "b/c", registry.Ready).Proto())
 	record.Services = append(record.Services, registry.ServiceName("no label").Proto())
@@ -423,15 +520,15 @@ func TestEndpointProblems(t *testing.T) {
 
 // Whatever somebody writes into the store, it does no harm to the rest.
 func FuzzRecord(f *testing.F) {
-	for _, seed := range []string{"services/web", "policies/web", "endpoints/web/a/10.0.0.1:80", "services/", "x", "/", ""} {
+	for _, seed := range []string{"services/web", "policies/web", "endpoints/web/a/10.0.0.1:80", "nodes/a", "services/", "x", "/", ""} {
 		f.Add(seed, []byte(`{"name":"web"}`))
 	}
 	f.Add("endpoints/web/b/10.0.0.1:80", value{endpoint: endpoint("web", "b", registry.Ready)}.record("endpoints/").Value)
 	f.Fuzz(func(t *testing.T, key string, content []byte) {
 		web := endpoint("web", "a", registry.Ready)
 		b := registry.NewBuilder(nil, nil)
-		b.Put(value{endpoint: web, revision: 1}.record(web.Key()))
-		b.Put(registry.Record{Key: key, Value: content, Revision: 2})
+		b.Put(time.Unix(0, 0), value{endpoint: web, revision: 1}.record(web.Key()))
+		b.Put(time.Unix(0, 0), registry.Record{Key: key, Value: content, Revision: 2})
 		got := b.Snapshot().Services["web"]
 		if key != web.Key() && (got == nil || !slices.Contains(got.Endpoints, web)) {
 			t.Errorf("%q took %s away", key, web.ID())

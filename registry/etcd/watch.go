@@ -48,6 +48,15 @@ func (f *feed) flush() {
 // untilNext is how long to wait before the next flush.
 func (f *feed) untilNext() time.Duration { return time.Until(f.last.Add(publishEvery)) }
 
+// expiry tells when endpoints that were lost are awaited no longer. It is nil if none are.
+func (f *feed) expiry() <-chan time.Time {
+	next := f.builder.NextExpiry()
+	if next.IsZero() {
+		return nil
+	}
+	return time.After(time.Until(next))
+}
+
 // watch follows etcd until ctx ends.
 func (r *Registry) watch(ctx context.Context, client *clientv3.Client, f *feed) {
 	var retry backoff
@@ -111,7 +120,8 @@ func (r *Registry) list(ctx context.Context, client *clientv3.Client, f *feed) (
 	own := map[string]stored{}
 	for _, kv := range response.Kvs {
 		key := strings.TrimPrefix(string(kv.Key), r.key(""))
-		records = append(records, registry.Record{Key: key, Value: kv.Value, Revision: kv.ModRevision})
+		records = append(records, registry.Record{Key: key, Value: kv.Value, Revision: kv.ModRevision,
+			Created: kv.CreateRevision})
 		if r.isOwn(key) {
 			e, err := registry.EndpointFromValue(kv.Value)
 			if err != nil || e.Key() != key {
@@ -145,6 +155,9 @@ func (r *Registry) follow(ctx context.Context, f *feed, responses clientv3.Watch
 		case <-due:
 			due = nil
 			f.flush()
+		case now := <-f.expiry():
+			f.builder.Expire(now)
+			f.flush()
 		case response, ok := <-responses:
 			if !ok {
 				return errDisconnected
@@ -169,7 +182,7 @@ func (r *Registry) apply(f *feed, response clientv3.WatchResponse) {
 			r.advertise.deleted(key)
 			continue
 		}
-		f.builder.Put(registry.Record{Key: key, Value: event.Kv.Value, Revision: event.Kv.ModRevision})
+		f.builder.Put(time.Now(), registry.Record{Key: key, Value: event.Kv.Value, Revision: event.Kv.ModRevision})
 	}
 	if response.IsProgressNotify() {
 		f.builder.Advance(response.Header.Revision)

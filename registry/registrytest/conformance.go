@@ -45,6 +45,7 @@ func TestRegistry(t *testing.T, newStore func(t *testing.T) Store) {
 		{"a set that is replaced before it is stored", testReplaced},
 		{"a lost lease is taken anew", testLostLease},
 		{"leases lost together don't empty a service", testLostTogether},
+		{"a node comes back without its endpoints", testGhost},
 		{"endpoints stay over a restart of their agent", testRestart},
 		{"a restarted agent removes what it doesn't have any more", testRestartWithLess},
 		{"a policy is read, written and deleted", testPolicies},
@@ -305,9 +306,29 @@ func testLostTogether(t *testing.T, store Store) {
 	c.Await(t, "web", "b ready")
 	store.Expire("b")
 	c.Await(t, "web", "a ready, b ready")
-	again := Start(t, store.Connect("b"))
-	again.Register(t, Endpoint("web", "b"))
+	// The first one back does not get the requests of all.
+	b = Start(t, store.Connect("b"))
+	b.Register(t, Endpoint("web", "b"), Endpoint("db", "b"))
+	s := c.Await(t, "db", "b ready")
+	if got, want := describe(s, "web"), "a ready, b ready"; got != want {
+		t.Errorf("web has endpoints %q as soon as b is back, want %q", got, want)
+	}
+	Start(t, store.Connect("a")).Register(t)
 	c.Await(t, "web", "b ready")
+}
+
+// testGhost has a node come back without what it had.
+func testGhost(t *testing.T, store Store) {
+	a, b := Start(t, store.Connect("a")), Start(t, store.Connect("b"))
+	a.Register(t, Endpoint("web", "a"))
+	b.Await(t, "web", "a ready")
+	a.Stop()
+	before, _ := b.Latest()
+	store.Expire("a")
+	b.AwaitThat(t, "a has lapsed", func(s *registry.Snapshot) bool { return s.Revision > before.Revision })
+	b.Await(t, "web", "a ready")
+	Start(t, store.Connect("a")).Register(t)
+	b.Await(t, "web", "")
 }
 
 func testRestart(t *testing.T, store Store) {

@@ -118,6 +118,7 @@ type agent struct {
 	// store.mu guards the fields below
 	wanted    map[string]registry.Endpoint // by key; nil before the first Advertise
 	connected bool
+	complete  bool // the store was told that all is registered
 }
 
 // Run implements registry.Registry.
@@ -130,6 +131,8 @@ func (a *agent) Run(ctx context.Context, publish func(*registry.Snapshot)) error
 		}
 		select {
 		case <-changed:
+		case now := <-f.expiry():
+			f.builder.Expire(now)
 		case <-ctx.Done():
 			a.store.mu.Lock()
 			a.connected = false
@@ -171,6 +174,14 @@ func (f *follower) catchUp() (*registry.Snapshot, <-chan struct{}) {
 	return snapshot, m.changed
 }
 
+// expiry tells when endpoints that were lost are awaited no longer. It is nil if none are.
+func (f *follower) expiry() <-chan time.Time {
+	if f.builder == nil || f.builder.NextExpiry().IsZero() {
+		return nil
+	}
+	return time.After(time.Until(f.builder.NextExpiry()))
+}
+
 func (f *follower) list() {
 	m := f.store
 	var records []registry.Record
@@ -187,7 +198,7 @@ func (f *follower) apply(e event) {
 		f.builder.Delete(time.Now(), e.Key, e.Revision)
 		return
 	}
-	f.builder.Put(e.Record)
+	f.builder.Put(time.Now(), e.Record)
 }
 
 // register makes the store hold what is wanted.
@@ -207,6 +218,10 @@ func (a *agent) register() {
 		if !m.holds(e) {
 			m.putMessage(key, e.Proto(), a.node)
 		}
+	}
+	if _, ok := m.records[a.node.Key()]; !ok || !a.complete {
+		m.putMessage(a.node.Key(), &meshv1.NodeRecord{Node: string(a.node), Registered: true}, a.node)
+		a.complete = true
 	}
 }
 
