@@ -138,6 +138,8 @@ func (c *client) explain(err error) error {
 	switch {
 	case s.Code() == codes.Unavailable && lost:
 		return c.noAnswer(nil)
+	case s.Code() == codes.Unimplemented && strings.Contains(s.Message(), "unknown service"):
+		return fmt.Errorf("%s is not a Headroom agent: set --agent or HEADROOM_AGENT to the admin address of one", c.address)
 	case s.Code() == codes.Unimplemented:
 		return fmt.Errorf("the agent at %s does not know this command: is it older than meshctl?", c.address)
 	case s.Code() == codes.DeadlineExceeded:
@@ -147,5 +149,13 @@ func (c *client) explain(err error) error {
 	case s.Code() == codes.InvalidArgument && strings.Contains(s.Message(), "\n"):
 		return listed("the agent refused", errors.New(s.Message()))
 	}
-	return errors.New(s.Message())
+	return answerError{s.Code(), s.Message()}
 }
+
+// answerError is an agent's answer that something can't be done.
+type answerError struct {
+	code codes.Code
+	text string
+}
+
+func (e answerError) Error() string { return e.text }

@@ -15,10 +15,15 @@ func docs() *cobra.Command {
 	return &cobra.Command{
 		Use:    "docs DIR",
 		Short:  "Write the reference of meshctl, meshctl.md",
-		Args:   cobra.ExactArgs(1),
 		Hidden: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return os.WriteFile(filepath.Join(args[0], "meshctl.md"), []byte(reference(cmd.Root())), 0o666)
+			if len(args) != 1 {
+				return misused("want one argument, the folder to write meshctl.md to, got %d", len(args))
+			}
+			if err := os.WriteFile(filepath.Join(args[0], "meshctl.md"), []byte(reference(cmd.Root())), 0o666); err != nil {
+				return fmt.Errorf("write the reference: %w: is %s a folder that you may write to?", err, args[0])
+			}
+			return nil
 		},
 	}
 }

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -53,6 +55,7 @@ type registration struct {
 	check             string
 	interval, timeout time.Duration
 	rise, fall        uint32
+	given             func(flag string) bool
 }
 
 func (a *app) register() *cobra.Command {
@@ -66,6 +69,7 @@ agent too, until they are deregistered.`,
   meshctl register ledger --address 127.0.0.1:9090 --check grpc --check-interval 500ms`,
 		Args: serviceArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			r.given = cmd.Flags().Changed
 			doc, err := r.document(args[0])
 			if err != nil {
 				return err
@@ -108,24 +112,30 @@ func (r registration) document(service string) (*meshv1.LocalService, error) {
 		doc.Spec.Endpoints = append(doc.Spec.Endpoints, &meshv1.LocalEndpoint{Address: address})
 	}
 	if err := localservice.Validate(doc); err != nil {
-		return nil, listed("this can't be registered", err)
+		return nil, misused("%v", listed("this can't be registered", err))
 	}
 	return doc, nil
 }
 
 func (r registration) healthCheck() (*meshv1.HealthCheck, error) {
 	if r.check == "" {
-		if r.interval != 0 || r.timeout != 0 || r.rise != 0 || r.fall != 0 {
+		if slices.ContainsFunc([]string{"check-interval", "check-timeout", "rise", "fall"}, r.given) {
 			return nil, misused("--check-interval, --check-timeout, --rise and --fall need --check")
 		}
 		return nil, nil
 	}
+	if r.given("rise") && r.rise == 0 || r.given("fall") && r.fall == 0 {
+		return nil, misused("--rise and --fall: want a whole number from 1 to 100, got 0")
+	}
 	check := &meshv1.HealthCheck{Rise: r.rise, Fall: r.fall}
-	if r.interval != 0 {
+	if r.given("check-interval") {
 		check.Interval = document.FormatDuration(r.interval)
 	}
-	if r.timeout != 0 {
+	if r.given("check-timeout") {
 		check.Timeout = document.FormatDuration(r.timeout)
+		if interval := cmp.Or(r.interval, 2*time.Second); r.timeout > interval {
+			return nil, misused("--check-timeout: want no more than the time between two checks, %v, got %v", interval, r.timeout)
+		}
 	}
 	kind, target, hasTarget := strings.Cut(r.check, ":")
 	switch {
@@ -150,6 +160,11 @@ func (a *app) deregister() *cobra.Command {
 		Short: "Remove replicas that were registered on the agent's node",
 		Args:  serviceArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, address := range addresses {
+				if _, err := localservice.ParseAddress(address); err != nil {
+					return misused("--address: %v", err)
+				}
+			}
 			return a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
 				return deregister(ctx, cmd, c, args[0], addresses)
 			})

@@ -51,12 +51,16 @@ func newFakeAgent() *fakeAgent {
 
 // listen starts to serve and returns what to give to --agent.
 func (f *fakeAgent) listen(network, address string) (*grpc.Server, string, error) {
+	server := grpc.NewServer()
+	meshv1.RegisterAdminServer(server, f)
+	return serve(server, network, address)
+}
+
+func serve(server *grpc.Server, network, address string) (*grpc.Server, string, error) {
 	listener, err := net.Listen(network, address)
 	if err != nil {
 		return nil, "", err
 	}
-	server := grpc.NewServer()
-	meshv1.RegisterAdminServer(server, f)
 	var serving sync.WaitGroup
 	serving.Go(func() { server.Serve(listener) })
 	return server, listener.Addr().String(), nil
@@ -232,6 +236,9 @@ func (f *fakeAgent) Top(_ context.Context, r *meshv1.TopRequest) (*meshv1.TopRes
 	defer f.mu.Unlock()
 	f.sampled++
 	answer := sample(f.sampled)
+	if r.Service == "nosuch" {
+		return nil, status.Error(codes.NotFound, `no service "nosuch" was ever registered`)
+	}
 	for _, agent := range answer.Agents {
 		agent.Outbound = slices.DeleteFunc(agent.Outbound, func(o *meshv1.OutboundView) bool {
 			return r.Service != "" && o.Service != r.Service

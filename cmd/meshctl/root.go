@@ -3,7 +3,9 @@ package main
 import (
 	"cmp"
 	"os"
+	"strings"
 
+	"github.com/headroom-mesh/headroom/policy/document"
 	"github.com/spf13/cobra"
 )
 
@@ -33,8 +35,25 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	root.PersistentFlags().Lookup("agent").DefValue = defaultAgent
 	root.AddCommand(
 		a.services(), a.endpoints(), a.members(), a.register(), a.deregister(), a.policy(), a.top(), version(), docs())
+	root.SetHelpCommand(help())
 	a.noteRun(root)
 	return root
+}
+
+// help is cobra's, but fails if there is no such command.
+func help() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Help about any command",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			found, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return misused("there is no command %q", strings.Join(args, " "))
+			}
+			found.InitDefaultHelpFlag()
+			return found.Help()
+		},
+	}
 }
 
 // noteRun makes all commands note that they run: what fails earlier is wrong usage.
@@ -55,6 +74,13 @@ func serviceArg(_ *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return misused("want one argument, the name of a service, got %d", len(args))
 	}
+	return validName(args[0])
+}
+
+func validName(service string) error {
+	if !document.IsLabel(service) {
+		return misused("%q is not a valid service name: want a DNS label (a-z, 0-9 and '-' inside, 63 characters at most)", service)
+	}
 	return nil
 }
 
@@ -62,6 +88,9 @@ func serviceArg(_ *cobra.Command, args []string) error {
 func optionalServiceArg(_ *cobra.Command, args []string) error {
 	if len(args) > 1 {
 		return misused("want one argument at most, the name of a service, got %d", len(args))
+	}
+	if len(args) == 1 {
+		return validName(args[0])
 	}
 	return nil
 }

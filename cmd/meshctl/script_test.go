@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"google.golang.org/grpc"
 )
 
 func TestMain(m *testing.M) {
@@ -58,6 +59,12 @@ func setup(env *testscript.Env) error {
 		return err
 	}
 	env.Defer(local.Stop)
+	other, otherAddress, err := serve(grpc.NewServer(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	env.Defer(other.Stop)
+	env.Setenv("OTHER", otherAddress) // something that speaks gRPC, but is no agent
 	env.Values[agentKey{}] = agent
 	env.Setenv("HEADROOM_AGENT", address)
 	env.Setenv("GORACE", "atexit_sleep_ms=0") // or every command takes a second longer under the race detector

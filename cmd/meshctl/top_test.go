@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"github.com/google/go-cmp/cmp"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
@@ -217,7 +219,7 @@ type screen struct {
 }
 
 func newScreen(t *testing.T, width, height int) *screen {
-	s := &screen{t: t, model: topModel{agent: "127.0.0.1:15010"}}
+	s := &screen{t: t, model: topModel{agent: "127.0.0.1:15010", sheet: sheet{live: true}}}
 	s.send(tea.WindowSizeMsg{Width: width, Height: height})
 	return s
 }
@@ -323,6 +325,65 @@ func TestLostAgentIsToldAndForgottenOnceItIsBack(t *testing.T) {
 		t.Error("the agent is back, but still called lost")
 	}
 }
+
+func TestAServiceThatDoesNotExistEndsTheView(t *testing.T) {
+	s := newScreen(t, 80, 24)
+	cmd := s.send(sampleMsg{err: answerError{codes.NotFound, "no such service"}})
+	if cmd == nil || cmd() != tea.Quit() || s.model.(topModel).hopeless == nil {
+		t.Errorf("the view goes on: %+v", s.model)
+	}
+	if cmd := s.send(sampleMsg{err: answerError{codes.Unavailable, "busy"}}); cmd != nil {
+		t.Error("the view ends because an agent is busy")
+	}
+}
+
+func TestALongNameLeavesRoomForTheBalancer(t *testing.T) {
+	answer := sample(10)
+	name := strings.Repeat("abcdefghi", 7)
+	for _, agent := range answer.Agents {
+		agent.Outbound[0].Service = name
+		agent.Inbound = nil
+	}
+	s := newScreen(t, 80, 24)
+	s.send(sampleMsg{answer: answer})
+	s.wants("abcdefghiabc", "…  prequal, policy 16 and 17  500 req/s")
+}
+
+func TestHelpClosesWhenTheServiceChanges(t *testing.T) {
+	s := newScreen(t, 80, 24)
+	s.send(sampleMsg{answer: sample(10)})
+	s.press("?")
+	s.wants("leave this help")
+	s.press("down")
+	s.wants("[ledger]", "ADDRESS*")
+}
+
+// TestColumnsLeaveInTurn keeps what tells hot from cold longer than the errors.
+func TestColumnsLeaveInTurn(t *testing.T) {
+	replicas := merge(sample(10), sample(11)).Services[0].Replicas
+	for width := 1; width < 120; width++ {
+		titles := sheet{width: width}.table(replicas)[0]
+		if strings.Contains(titles, "ERR/S") && !strings.Contains(titles, "HEAT") {
+			t.Errorf("%d columns have ERR/S without HEAT: %s", width, titles)
+		}
+	}
+}
+
+func TestNoColor(t *testing.T) {
+	s := newScreen(t, 80, 24)
+	m := s.model.(topModel)
+	for colors, want := range map[bool]bool{true: true, false: false} {
+		m.sheet.styles = terminalStyles(colors)
+		s.model = m
+		s.send(sampleMsg{answer: sample(10)})
+		if got := colored.MatchString(s.text()); got != want {
+			t.Errorf("with colors %v: are there any? %v: %q", colors, got, s.text())
+		}
+	}
+}
+
+// colored finds the sequences that choose a color, or the terminal's own.
+var colored = regexp.MustCompile(`\x1b\[([0-9;]*;)?(3[0-9]|4[0-9]|9[0-7]|10[0-7])[;m]`)
 
 func TestManyReplicasScroll(t *testing.T) {
 	answer := sample(10)

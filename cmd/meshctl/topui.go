@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"google.golang.org/grpc/codes"
 )
 
 // live shows the view until the user quits.
@@ -17,11 +19,14 @@ func (t *topper) live(ctx context.Context) error {
 	model := topModel{
 		agent:  t.agent,
 		sample: func() (*meshv1.TopResponse, error) { return t.sample(ctx) },
-		sheet:  sheet{styles: terminalStyles()},
+		sheet:  sheet{live: true, styles: terminalStyles(os.Getenv("NO_COLOR") == "")},
 	}
-	_, err := tea.NewProgram(model, tea.WithContext(ctx)).Run()
+	last, err := tea.NewProgram(model, tea.WithContext(ctx)).Run()
 	if ctx.Err() != nil || errors.Is(err, tea.ErrInterrupted) {
 		return nil
+	}
+	if m, ok := last.(topModel); ok && err == nil {
+		return m.hopeless
 	}
 	return err
 }
@@ -34,6 +39,7 @@ type topModel struct {
 	before, now *meshv1.TopResponse // the last two samples
 	view        topView
 	lost        error // why the last sample failed; nil if it did not
+	hopeless    error // why no sample will ever be taken; nil while one may
 	polling     bool
 
 	sheet    sheet
@@ -77,11 +83,21 @@ func (m topModel) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		return m, tea.Batch(tick(), m.poll)
 	case sampleMsg:
 		m.polling = false
+		if isHopeless(msg.err) {
+			m.hopeless = msg.err
+			return m, tea.Quit
+		}
 		m.take(msg)
 	case tea.KeyPressMsg:
 		return m.press(msg.String())
 	}
 	return m, nil
+}
+
+// isHopeless tells the answer that there is no such service from the want of an answer.
+func isHopeless(err error) bool {
+	answer, isAnswer := errors.AsType[answerError](err)
+	return isAnswer && (answer.code == codes.NotFound || answer.code == codes.InvalidArgument)
 }
 
 func (m *topModel) take(sample sampleMsg) {
@@ -127,7 +143,7 @@ func (m *topModel) move(by int) {
 	}
 	at := slices.IndexFunc(services, func(s serviceView) bool { return s.Service == m.selected })
 	m.selected = services[(at+by+len(services))%len(services)].Service
-	m.scroll = 0
+	m.scroll, m.help = 0, false
 }
 
 func (m topModel) page(key string) int {

@@ -18,8 +18,11 @@ type styles struct {
 	strong, faint, good, warn, alarm lipgloss.Style
 }
 
-func terminalStyles() styles {
+func terminalStyles(colors bool) styles {
 	plain := lipgloss.NewStyle()
+	if !colors {
+		return styles{strong: plain.Bold(true), faint: plain.Faint(true), alarm: plain.Bold(true)}
+	}
 	return styles{
 		strong: plain.Bold(true),
 		faint:  plain.Faint(true),
@@ -31,8 +34,9 @@ func terminalStyles() styles {
 
 // sheet says how to lay out a view.
 type sheet struct {
-	width  int // of the lines; 0: any
-	sort   int // index into the orders
+	width  int  // of the lines; 0: any
+	sort   int  // index into the orders
+	live   bool // the order can be changed: mark it
 	styles styles
 }
 
@@ -185,7 +189,7 @@ func (s sheet) widths(shown []column, replicas []replicaView) (widths []int, tot
 
 // title marks the column that the table is sorted by.
 func (s sheet) title(c column) string {
-	if c.title == orders()[s.sort].column {
+	if s.live && c.title == orders()[s.sort].column {
 		return c.title + "*"
 	}
 	return c.title
@@ -219,17 +223,30 @@ func (s sheet) cut(lines []string) []string {
 
 // head describes a service in two lines.
 func (s sheet) head(v topView, service serviceView) []string {
-	traffic := []string{s.styles.strong.Render(service.Service)}
+	next := []string{rate(service.Requests) + " req/s"}
 	if service.Seen != nil {
-		traffic = append(traffic, policies(service))
+		next = slices.Insert(next, 0, policies(service))
 	}
+	traffic := append([]string{s.styles.strong.Render(s.shortened(service.Service, next))}, next...)
 	traffic = append(traffic,
-		rate(service.Requests)+" req/s",
 		s.maybeAlarm(service.Errors > 0, rate(service.Errors)+" err/s"),
 		s.maybeAlarm(len(v.Missing) > 0, fmt.Sprintf("agents %d/%d", len(v.Agents), len(v.Agents)+len(v.Missing))),
 		rate(service.Retries)+" retries/s",
 	)
 	return []string{s.segments(traffic), s.segments(balancing(service))}
+}
+
+// shortened cuts a long name, but not to nothing, so that the texts have room on its line.
+func (s sheet) shortened(name string, texts []string) string {
+	const least = 8
+	room := s.width
+	for _, text := range texts {
+		room -= len(gap) + ansi.StringWidth(text)
+	}
+	if s.width == 0 {
+		return name
+	}
+	return ansi.Truncate(name, max(least, room), "…")
 }
 
 func (s sheet) maybeAlarm(alarm bool, text string) string {
