@@ -71,8 +71,9 @@ func isDocument(name string) bool {
 
 func (f *folder) readFile(name string, log *slog.Logger) {
 	old, known := f.files[name]
-	data, err := readLimited(filepath.Join(f.path, name))
-	if errors.Is(err, os.ErrNotExist) {
+	path := filepath.Join(f.path, name)
+	data, err := readLimited(path)
+	if errors.Is(err, os.ErrNotExist) && !isLink(path) {
 		return // gone since the folder was listed
 	}
 	if err == nil && known && old.data != nil && bytes.Equal(data, old.data) {
@@ -88,10 +89,16 @@ func (f *folder) readFile(name string, log *slog.Logger) {
 	if err != nil {
 		now.err = err.Error()
 		if now.err != old.err || !bytes.Equal(now.data, old.data) {
-			log.Error("file of services refused; what it declared before stays", "reason", filepath.Join(f.path, name), "err", err)
+			log.Error("file of services refused; what it declared before stays", "reason", path, "err", err)
 		}
 	}
 	f.files[name] = now
+}
+
+// isLink reports whether there is a link, though it may lead nowhere.
+func isLink(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode().Type() == os.ModeSymlink
 }
 
 func readLimited(path string) ([]byte, error) {
@@ -272,16 +279,20 @@ type watcher struct {
 	errors  <-chan error
 	quiet   *time.Timer // ends when no change has come for a while
 	tick    *time.Ticker
+	look    *time.Ticker // for folders that were replaced
 	folders []string
+	seen    []os.FileInfo // of the folders, nil for one that was not there or has changed its name
 }
 
 func (l *Local) watch() *watcher {
-	w := &watcher{quiet: time.NewTimer(settle), tick: time.NewTicker(rescanInterval)}
+	w := &watcher{quiet: time.NewTimer(settle), tick: time.NewTicker(rescanInterval), look: time.NewTicker(lookInterval)}
 	for _, dir := range []string{l.cfg.Services, l.cfg.Registered} {
 		if dir != "" {
-			w.folders = append(w.folders, dir)
+			w.folders = append(w.folders, filepath.Clean(dir))
 		}
 	}
+	w.seen = make([]os.FileInfo, len(w.folders))
+	w.replaced()
 	notify, err := fsnotify.NewBufferedWatcher(64)
 	if err != nil {
 		l.log.Warn("folders can't be watched; they are read again from time to time", "err", err)
@@ -302,9 +313,34 @@ func (w *watcher) renew() {
 	}
 }
 
+// heed takes in a change. One of a folder itself means that it was removed or renamed.
+func (w *watcher) heed(change fsnotify.Event) {
+	if i := slices.Index(w.folders, change.Name); i >= 0 {
+		w.seen[i] = nil
+	}
+	w.quiet.Reset(settle)
+}
+
+// replaced reports whether a folder is another one than it was last time.
+func (w *watcher) replaced() bool {
+	replaced := false
+	for i, dir := range w.folders {
+		now, err := os.Stat(dir)
+		if err != nil {
+			now = nil
+		}
+		if now != nil && (w.seen[i] == nil || !os.SameFile(now, w.seen[i])) {
+			replaced = true
+		}
+		w.seen[i] = now
+	}
+	return replaced
+}
+
 func (w *watcher) close() {
 	w.quiet.Stop()
 	w.tick.Stop()
+	w.look.Stop()
 	if w.notify != nil {
 		_ = w.notify.Close()
 	}

@@ -68,6 +68,8 @@ const (
 	settle = 100 * time.Millisecond
 	// rescanInterval is for what the notifications of the system miss, as on network file systems.
 	rescanInterval = 10 * time.Second
+	// lookInterval is for a folder that is renamed or removed, and made anew.
+	lookInterval = time.Second
 	// firstChecks bounds how long the first set waits for the first checks.
 	firstChecks = 2 * time.Second
 )
@@ -195,13 +197,18 @@ func (l *Local) wait(ctx context.Context, w *watcher, apply func()) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-w.changes:
-		w.quiet.Reset(settle)
+	case change := <-w.changes:
+		w.heed(change)
 		return true
 	case <-w.errors: // some changes were lost
 		w.quiet.Reset(settle)
 		return true
 	case <-w.tick.C:
+		w.renew()
+	case <-w.look.C:
+		if !w.replaced() {
+			return true
+		}
 		w.renew()
 	case <-w.quiet.C:
 	case <-l.rescan:

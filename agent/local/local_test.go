@@ -196,6 +196,48 @@ func TestBadFileKeepsWhatItDeclared(t *testing.T) {
 	n.want(t, "api@127.0.0.1:3:ready new@127.0.0.1:4:ready web@127.0.0.1:9:ready")
 }
 
+func TestLinkThatLeadsNowhereIsABadFile(t *testing.T) {
+	cfg := config(t)
+	put(t, cfg.Services, "a.yaml", document("web", "", "127.0.0.1:1"))
+	n := start(t, cfg)
+	n.want(t, "web@127.0.0.1:1:ready")
+	link := filepath.Join(cfg.Services, "b.yaml")
+	if err := os.Symlink("target", link); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the link refused", func() bool { return n.log.count("file of services refused") == 1 && n.log.count(link) > 0 })
+	until(t, "a bad file", func() bool { return promValue(t, n.metrics.badFiles) == 1 })
+	put(t, cfg.Services, "target", document("api", "", "127.0.0.1:2"))
+	n.want(t, "api@127.0.0.1:2:ready web@127.0.0.1:1:ready")
+}
+
+func TestReplacedFolderIsNoticed(t *testing.T) {
+	cfg := config(t)
+	put(t, cfg.Services, "a.yaml", document("web", "", "127.0.0.1:1"))
+	n := start(t, cfg)
+	n.want(t, "web@127.0.0.1:1:ready")
+	for i, away := range []func() error{
+		func() error { return os.Rename(cfg.Services, cfg.Services+".old") },
+		func() error { return os.RemoveAll(cfg.Services) },
+	} {
+		if err := away(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(cfg.Services, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		for version := range 2 { // the second one needs the folder to be watched
+			address := fmt.Sprintf("127.0.0.1:%d%d", i+1, version)
+			put(t, cfg.Services, "a.yaml", document("web", "", address))
+			n.want(t, "web@"+address+":ready")
+		}
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("noticed only after %v", took)
+		}
+	}
+}
+
 func promValue(t *testing.T, c prometheus.Collector) float64 {
 	t.Helper()
 	return testutil.ToFloat64(c)
