@@ -23,6 +23,9 @@ func TestTopInATerminal(t *testing.T) {
 	defer server.Stop()
 	s := newTerminal(t, 80, 24, "env", "NO_COLOR=1", meshctlLink(t), "--agent", address, "top")
 
+	raw := filepath.Join(t.TempDir(), "raw")
+	s.tmux("pipe-pane", "-t", s.name, "cat > "+raw)
+
 	for _, want := range []string{"checkout", "ADDRESS*", "REQ/S", "q quit"} {
 		s.await(want)
 	}
@@ -37,6 +40,18 @@ func TestTopInATerminal(t *testing.T) {
 	s.await("ADDRESS")
 	s.tmux("send-keys", "-t", s.name, "q")
 	s.await("ended with 0")
+	wantNoColors(t, raw)
+}
+
+func wantNoColors(t *testing.T, raw string) {
+	t.Helper()
+	sent, err := os.ReadFile(raw)
+	if err != nil || len(sent) == 0 {
+		t.Fatalf("nothing was sent to the terminal: %v", err)
+	}
+	if found := colored.Find(sent); found != nil {
+		t.Errorf("under NO_COLOR %q is sent", found)
+	}
 }
 
 // meshctlLink returns the path of a link by which this test program is meshctl.
