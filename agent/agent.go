@@ -87,7 +87,10 @@ func (a *Agent) newRegistry() error {
 		c.Password = password
 	}
 	a.registry, err = etcd.New(c)
-	return err
+	return inFlags("etcd", map[string]string{
+		"endpoints": "--etcd", "caFile": "--etcd-ca", "certFile": "--etcd-cert", "keyFile": "--etcd-key",
+		"username": "--etcd-user", "password": "--etcd-password-file", "prefix": "--etcd-prefix",
+	}, err)
 }
 
 // etcdURLs returns the members to talk to. HOST:PORT means TLS if any file for TLS is given.
@@ -134,7 +137,9 @@ func (a *Agent) newGossip() error {
 	}
 	var err error
 	a.gossip, err = gossip.New(c)
-	return err
+	return inFlags("gossip", map[string]string{
+		"join": "--join", "key": "--gossip-key-file", "advertise": "--gossip", "zone": "--zone",
+	}, err)
 }
 
 func (a *Agent) newLocal() error {
@@ -148,7 +153,7 @@ func (a *Agent) newLocal() error {
 		Services: a.cfg.Services, Registered: registered,
 		Log: a.cfg.Log, Metrics: a.metrics,
 	})
-	return err
+	return inFlags("local services", map[string]string{"services": "--services", "registered": "--services", "mesh": "--mesh"}, err)
 }
 
 func (a *Agent) newDataplane() error {
@@ -178,7 +183,7 @@ func (a *Agent) newAdmin() error {
 		Metrics:         a.metrics,
 		Log:             a.cfg.Log,
 	})
-	return err
+	return inFlags("admin", map[string]string{"addr": "--admin", "http": "--admin-http", "socket": "--admin-socket"}, err)
 }
 
 func (a *Agent) observe(service registry.ServiceName) *meshv1.Observation {

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/headroom-mesh/headroom/registry"
@@ -139,6 +141,9 @@ func stateDir(node registry.NodeName) string {
 func (c Config) Validate() error {
 	var problems []error
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if err := c.withDefaults().Node.Validate(); err != nil {
+		problem("--node: %w", err)
+	}
 	if len(c.Etcd) == 0 && c.EtcdEmbedded == "" {
 		problem("no registry: give --etcd HOST:PORT for an existing etcd, or --etcd-embedded DIR to run one inside this agent")
 	}
@@ -158,6 +163,10 @@ func (c Config) Validate() error {
 	}
 	if (c.EtcdCert == "") != (c.EtcdKey == "") {
 		problem("--etcd-cert and --etcd-key: want both or neither")
+	}
+	plain := func(member string) bool { return strings.HasPrefix(member, "http://") }
+	if (c.EtcdCA != "" || c.EtcdCert != "") && (len(c.Etcd) == 0 || slices.ContainsFunc(c.Etcd, plain)) {
+		problem("--etcd-ca, --etcd-cert and --etcd-key: want --etcd members with https://, or as HOST:PORT")
 	}
 	for flag, d := range map[string]time.Duration{"--drain-delay": c.DrainDelay, "--drain-timeout": c.DrainTimeout} {
 		if d < 0 {

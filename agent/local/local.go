@@ -130,7 +130,7 @@ func New(cfg Config) (*Local, error) {
 func prepareFolders(cfg Config) error {
 	if cfg.Services != "" {
 		if _, err := os.ReadDir(cfg.Services); err != nil {
-			return fmt.Errorf("local services: read the folder of services, which must exist: %w", err)
+			return fmt.Errorf("local services: services: read the folder, which must exist: %w", err)
 		}
 	}
 	if cfg.Registered != "" {

@@ -142,7 +142,7 @@ func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	f.StringVar(&cfg.EtcdCert, "etcd-cert", "", "PEM `FILE` with this agent's certificate for etcd")
 	f.StringVar(&cfg.EtcdKey, "etcd-key", "", "PEM `FILE` with the key of --etcd-cert")
 	f.StringVar(&cfg.EtcdPrefix, "etcd-prefix", "", "`PREFIX` of all keys in etcd (default /headroom/v1)")
-	f.StringVar(&cfg.EtcdEmbedded, "etcd-embedded", "", "`DIR` for the data of an etcd that runs inside this agent")
+	f.StringVar(&cfg.EtcdEmbedded, "etcd-embedded", "", "`DIR` for the data of an etcd that runs inside this agent; with --etcd, it runs for others and this agent uses --etcd")
 	addr(c, &cfg.EtcdListen, "etcd-listen", "`IP:PORT` of the embedded etcd for clients (default: --bind, port 2379)")
 	addr(c, &cfg.EtcdPeerListen, "etcd-peer-listen", "`IP:PORT` of the embedded etcd for members (default: --bind, port 2380)")
 

@@ -48,6 +48,8 @@ func TestWrongUsageIsToldAtOnce(t *testing.T) {
 			"--drain-timeout -1s: want a positive duration",
 			"--etcd-user and --etcd-password-file: want both or neither",
 		}},
+		{"--etcd h:1 --node a/b", []string{`--node: node "a/b": want 1 to 253 printable characters`}},
+		{"--etcd h:1,http://i:1 --etcd-ca f", []string{"--etcd-ca, --etcd-cert and --etcd-key: want --etcd members with https://"}},
 	} {
 		c := newCommand()
 		c.SetArgs(strings.Fields(tt.args))
@@ -59,6 +61,9 @@ func TestWrongUsageIsToldAtOnce(t *testing.T) {
 		for _, part := range tt.want {
 			if !strings.Contains(err.Error(), part) {
 				t.Errorf("agent %s: got %q, want %q in it", tt.args, err, part)
+			}
+			if strings.Count(err.Error(), part) > 1 {
+				t.Errorf("agent %s: got %q, with %q more than once", tt.args, err, part)
 			}
 		}
 	}
