@@ -35,6 +35,7 @@ type fakeAgent struct {
 	lagging  bool
 	away     bool            // whether the registry is unreachable
 	garbled  map[string]bool // services whose policy can't be read
+	empty    map[string]bool // services whose policy says nothing
 	sampled  int
 }
 
@@ -77,6 +78,8 @@ func (f *fakeAgent) set(what string) error {
 		f.lagging = true
 	case "away":
 		f.away = true
+	case "empty":
+		f.empty = map[string]bool{count: true}
 	case "garbled":
 		f.garbled = map[string]bool{count: true}
 	default:
@@ -166,6 +169,9 @@ func (f *fakeAgent) GetPolicy(_ context.Context, r *meshv1.GetPolicyRequest) (*m
 	defer f.mu.Unlock()
 	if f.garbled[r.Service] {
 		return nil, status.Error(codes.DataLoss, "it is garbage")
+	}
+	if f.empty[r.Service] {
+		return &meshv1.GetPolicyResponse{Policy: &meshv1.ServicePolicy{Metadata: &meshv1.Metadata{ResourceVersion: "5"}}}, nil
 	}
 	doc := f.policies[r.Service]
 	if doc == nil {

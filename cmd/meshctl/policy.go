@@ -89,14 +89,23 @@ func (a *app) policyList() *cobra.Command {
 	return cmd
 }
 
-// policy says how to be rid of a policy that can't be read.
+// policy says how to be rid of what is stored if that is no policy of the service.
 func (c *client) policy(ctx context.Context, service string) (*meshv1.GetPolicyResponse, error) {
 	answer, err := c.GetPolicy(ctx, &meshv1.GetPolicyRequest{Service: service})
 	if status.Code(err) == codes.DataLoss {
-		return nil, unreadable(fmt.Sprintf("the stored policy of %s can't be read: 'meshctl policy delete %[1]s' removes it (%s)",
-			service, status.Convert(err).Message()))
+		return nil, notRead(service, status.Convert(err).Message())
 	}
-	return answer, err
+	if err != nil {
+		return nil, err
+	}
+	if p := answer.Policy; isStored(p) && (p.ApiVersion != policy.APIVersion || p.Kind != policy.Kind || p.Metadata.Name != service) {
+		return nil, notRead(service, fmt.Sprintf("it states apiVersion %q, kind %q and metadata.name %q", p.ApiVersion, p.Kind, p.Metadata.Name))
+	}
+	return answer, nil
+}
+
+func notRead(service, why string) unreadable {
+	return unreadable(fmt.Sprintf("the stored policy of %s can't be read: 'meshctl policy delete %[1]s' removes it (%s)", service, why))
 }
 
 // unreadable is the error for a policy that is stored, but is no document.
