@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
@@ -18,6 +19,13 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
+)
+
+const (
+	// readyTime is how long etcd may take to answer after it was started.
+	readyTime = 30 * time.Second
+	// closeTime is how long etcd may take to stop.
+	closeTime = 8 * time.Second
 )
 
 // Config says where the store keeps its data and listens. The zero value of every field but Dir is its default.
@@ -78,22 +86,60 @@ func Run(ctx context.Context, cfg Config, ready func(clientURL string)) error {
 		return fmt.Errorf("embedded etcd: %w", err)
 	}
 	defer locked.Close()
+	if err := check(cfg.Dir); err != nil {
+		return fmt.Errorf("embedded etcd: %w", damaged(cfg.Dir, err))
+	}
 	stopped := func() bool { return ctx.Err() != nil }
 	clients := newConns()
 	server, err := start(cfg, &bridge{log: cfg.Log, stopped: stopped}, clients)
 	if err != nil {
 		return fmt.Errorf("embedded etcd: %w", err)
 	}
-	defer server.Close()
-	defer clients.close()
+	defer func() {
+		clients.close()
+		if !closes(server.Close) {
+			cfg.Log.Error("etcd does not stop", "reason", "it hangs; what it has acknowledged is on disk")
+		}
+	}()
+	if err := awaitReady(ctx, server.Server.ReadyNotify(), server.Err()); err != nil {
+		return fmt.Errorf("embedded etcd on the data in %s: %w", cfg.Dir, err)
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	ready("http://" + server.Clients[0].Addr().String())
+	return wait(ctx, server)
+}
+
+// awaitReady returns nil when etcd answers, and when ctx ends.
+func awaitReady(ctx context.Context, ready <-chan struct{}, failed <-chan error) error {
 	select {
-	case <-server.Server.ReadyNotify():
-		ready("http://" + server.Clients[0].Addr().String())
-		return wait(ctx, server)
+	case <-ready:
+		return nil
 	case <-ctx.Done():
 		return nil
-	case err := <-server.Err():
-		return fmt.Errorf("embedded etcd: %w", err)
+	case err := <-failed:
+		return err
+	case <-time.After(readyTime):
+		return fmt.Errorf("it is not ready after %v: its log says why; if the data is damaged, restore it from a backup",
+			readyTime)
+	}
+}
+
+// closes reports whether etcd stops in time. It may wait for ever for its own start to end; then the goroutine that
+// closes it is left behind. No other goroutine ever is.
+func closes(server func()) bool {
+	closed := make(chan struct{})
+	var closing sync.WaitGroup
+	closing.Go(func() {
+		defer close(closed)
+		server()
+	})
+	select {
+	case <-closed:
+		return true
+	case <-time.After(closeTime):
+		return false
 	}
 }
 
@@ -145,7 +191,7 @@ func lock(path string, flags int) (*os.File, error) {
 func start(cfg Config, log zapcore.Core, clients *conns) (server *embed.Etcd, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			server, err = nil, fmt.Errorf("start on the data in %s: %v", cfg.Dir, p)
+			server, err = nil, damaged(cfg.Dir, fmt.Errorf("%v", p))
 		}
 	}()
 	server, err = embed.StartEtcd(configure(cfg, log, clients))

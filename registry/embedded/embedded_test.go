@@ -3,10 +3,12 @@ package embedded_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -179,7 +181,98 @@ func TestBrokenData(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wantParts(t, fail(t, config(t, dir)), "start on the data in "+dir)
+	wantParts(t, fail(t, config(t, dir)), "etcd data in "+dir+" is damaged", "restore it from a backup")
+}
+
+func TestDamagedData(t *testing.T) {
+	t.Parallel()
+	for name, damage := range map[string]func(dir string) error{
+		"truncated log": func(dir string) error {
+			logs, err := filepath.Glob(filepath.Join(dir, "member", "wal", "*.wal"))
+			for _, path := range logs {
+				err = errors.Join(err, os.Truncate(path, 3000))
+			}
+			return err
+		},
+		"no log": func(dir string) error { return os.RemoveAll(filepath.Join(dir, "member", "wal")) },
+		"garbage": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "member", "snap", "db"), []byte("garbage"), 0o600)
+		},
+		"much garbage": func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "member", "snap", "db"), bytes.Repeat([]byte("garbage"), 1<<14), 0o600)
+		},
+		"truncated database": func(dir string) error {
+			return os.Truncate(filepath.Join(dir, "member", "snap", "db"), 8192)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			url, stop := run(t, config(t, dir))
+			a := connect(t, url)
+			for range 100 {
+				if _, err := a.SetPolicy(t.Context(), registrytest.Policy("web", "3s", "")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			a.Stop()
+			stop()
+			if err := damage(dir); err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			wantParts(t, fail(t, config(t, dir)), "etcd data in "+dir+" is damaged or unreadable",
+				"restore it from a backup or remove the folder")
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("the error took %v", took)
+			}
+		})
+	}
+}
+
+// copyStore copies the data of a running store: the log last, as it is ahead of the database.
+func copyStore(t *testing.T, from, to string) {
+	t.Helper()
+	path := filepath.Join("member", "snap", "db")
+	var database, again []byte
+	var err error
+	for database == nil || !bytes.Equal(database, again) { // not in the middle of a write
+		database, err = os.ReadFile(filepath.Join(from, path))
+		if err == nil {
+			again, err = os.ReadFile(filepath.Join(from, path))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(
+		os.MkdirAll(filepath.Join(to, "member", "snap"), 0o700),
+		os.WriteFile(filepath.Join(to, path), database, 0o600),
+		os.CopyFS(filepath.Join(to, "member", "wal"), os.DirFS(filepath.Join(from, "member", "wal"))),
+	); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The machine may fail at any moment: what is on disk then is no damage.
+func TestStartAfterCrash(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	url, stop := run(t, config(t, dir))
+	a := connect(t, url)
+	for i := range 3 {
+		for range 50 {
+			if _, err := a.SetPolicy(t.Context(), registrytest.Policy("web", "3s", "")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		crashed := filepath.Join(t.TempDir(), strconv.Itoa(i))
+		copyStore(t, dir, crashed)
+		_, stopCopy := run(t, config(t, crashed))
+		stopCopy()
+	}
+	a.Stop()
+	stop()
 }
 
 func TestConfig(t *testing.T) {
