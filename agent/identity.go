@@ -32,7 +32,7 @@ func identity(dir string) (string, error) {
 func newIdentity(path string) (id string, err error) {
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("store the agent's identity: %w", err)
+			err = fmt.Errorf("store the agent's identity: %w; choose another folder with --data-dir", err)
 		}
 	}()
 	var b [16]byte

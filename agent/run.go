@@ -85,7 +85,7 @@ func (a *Agent) leaveRegistry(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
 	if err := a.registry.Flush(ctx); err != nil {
-		a.cfg.Log.Warn("the registry keeps this node's endpoints until their lease ends", "err", err)
+		a.cfg.Log.Warn("could not take leave of the registry; what it has of this node ends with its lease", "err", err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"net/netip"
 	"strings"
 	"syscall"
@@ -267,6 +268,12 @@ func TestEtcdStopsAndReturns(t *testing.T) {
 	back := servedBy(t, load, "b", restarted, 10*time.Second)
 	t.Logf("without etcd, b takes traffic again %v after its restart", back)
 	agents["b"].AwaitLog("registry is away")
+	for _, name := range []string{"a", "b"} {
+		status, text := agents[name].Page("/readyz")
+		if status != http.StatusOK || !strings.Contains(text, "[+]registry ok (not connected: serving the last snapshot)\n") {
+			t.Errorf("/readyz of %s without etcd: %d %s", name, status, text)
+		}
+	}
 
 	meshtest.Eventually(t, patience, "leases have run out", func() bool { return time.Since(away) > leaseTTL+2*time.Second })
 	m.StartEtcd()
