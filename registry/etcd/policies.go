@@ -27,7 +27,8 @@ func (r *Registry) Policy(ctx context.Context, service registry.ServiceName) (*m
 	kv := response.Kvs[0]
 	doc, err := registry.PolicyFromValue(kv.Value, kv.ModRevision)
 	if err != nil {
-		return nil, fmt.Errorf("read the policy of %s, stored under %s: %w", service, kv.Key, err)
+		return nil, fmt.Errorf("read the policy of %s, stored under %s: %w; `meshctl policy delete %s` removes it",
+			service, kv.Key, err, service)
 	}
 	return doc, nil
 }

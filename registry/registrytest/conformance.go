@@ -519,6 +519,11 @@ func testBadRecords(t *testing.T, store Store) {
 	if got := old.Services["web"].Policy.Timeout; got != 3*time.Second {
 		t.Errorf("timeout %v, want the 3s of the policy before", got)
 	}
+	store.Put("policies/garbled", []byte("?"))
+	const remedy = "`meshctl policy delete garbled`"
+	if _, err := a.Policy(t.Context(), "garbled"); err == nil || !strings.Contains(err.Error(), remedy) {
+		t.Errorf("Policy of a record that can't be read: %v, want %s in it", err, remedy)
+	}
 	if got := late.Services["web"]; got.Policy != policy.Default() || got.Document != nil {
 		t.Errorf("a new agent has %v, want the defaults", got.Document)
 	}

@@ -303,7 +303,11 @@ func (a *agent) Policy(_ context.Context, service registry.ServiceName) (*meshv1
 	if !ok {
 		return nil, fmt.Errorf("read the policy of %s: %w", service, registry.ErrNotFound)
 	}
-	return registry.PolicyFromValue(r.Value, r.Revision)
+	doc, err := registry.PolicyFromValue(r.Value, r.Revision)
+	if err != nil {
+		return nil, fmt.Errorf("read the policy of %s: %w; `meshctl policy delete %s` removes it", service, err, service)
+	}
+	return doc, nil
 }
 
 // SetPolicy implements registry.Policies.
