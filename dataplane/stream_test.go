@@ -530,6 +530,7 @@ func TestUpgradeMidway(t *testing.T) {
 			c.header("POST")
 			io.WriteString(c, "5\r\nabcde\r\n0\r\n\r\nmore and more")
 			c.wantEnd()
+			c.Close() // the replica may have ended its direction only
 		}
 	})
 }
