@@ -173,9 +173,10 @@ func TestFailingReplicas(t *testing.T) {
 // TestDrain ends agents as an operator does: nobody notices, not even who waits for a long answer.
 func TestDrain(t *testing.T) {
 	m, agents := meshtest.Start(t, config(t))
+	agents["a"].MustMeshctl("policy", "set", "web", "--balancer", "round_robin", "--wait") // some must be on c
 	loads := []*meshtest.Load{agents["a"].Load(rate / 2), agents["b"].Load(rate / 2)}
 	loads[0].More(rate / 2)
-	long := agents["a"].Caller().GetAll(12, "http://web.mesh/?take=3500ms")
+	long := agents["a"].Caller().GetAll(30, "http://web.mesh/?take=3500ms")
 	loads[0].More(rate / 10)
 
 	signalled := time.Now()
