@@ -362,7 +362,7 @@ func TestSockets(t *testing.T) {
 	for name, bind := range map[string]string{"IPv4": "127.0.0.1:0", "IPv6": "[::1]:0"} {
 		t.Run(name, func(t *testing.T) {
 			if ln, err := net.Listen("tcp", bind); err != nil {
-				t.Skip(err)
+				t.Fatal(err)
 			} else {
 				_ = ln.Close()
 			}
@@ -572,7 +572,7 @@ func TestMissingAreDeadMembersAndUnmetSeeds(t *testing.T) {
 func TestSeedsByName(t *testing.T) {
 	got, err := resolve(t.Context(), []string{"localhost:7946", "10.0.0.9:1", "[::ffff:10.0.0.8]:2"})
 	if err != nil {
-		t.Skip("no name localhost here: ", err)
+		t.Fatal(err)
 	}
 	text := fmt.Sprint(got)
 	for _, want := range []string{"127.0.0.1:7946", "10.0.0.9:1", "10.0.0.8:2"} {

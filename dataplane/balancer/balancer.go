@@ -104,15 +104,17 @@ type Balancer struct {
 }
 
 type shard struct {
-	_  apart
+	_        apart
+	index    int // among the balancer's shards
+	inFlight *inFlight
+
 	mu sync.Mutex
-	// mu guards the fields below, but for inFlight.
+	// mu guards the fields below.
+
 	picker Picker
 	set    *Set
 	source rand.PCG
-
-	inFlight *inFlight
-	_        apart
+	_      apart
 }
 
 // apart keeps what one processor writes all the time away from what others write: processors hand memory to one another in
@@ -123,7 +125,7 @@ type apart [128]byte
 func New(p policy.Policy, fleet *Fleet, shards int, seed uint64) *Balancer {
 	b := &Balancer{Policy: p, fleet: fleet, inFlight: fleet.inFlightParts(shards)}
 	for i := range shards {
-		s := &shard{inFlight: b.inFlight[i]}
+		s := &shard{index: i, inFlight: b.inFlight[i]}
 		s.source.Seed(seed, uint64(i))
 		s.picker = newPicker(p, rand.New(&s.source), flights{own: s.inFlight, all: b.inFlight})
 		b.shards = append(b.shards, s)
@@ -221,14 +223,7 @@ func (p Picked) Due(dst []*Endpoint) []*Endpoint {
 }
 
 // Shard identifies the part of the balancer that made the choice.
-func (p Picked) Shard() int {
-	for i, s := range p.balancer.shards {
-		if s == p.shard {
-			return i
-		}
-	}
-	return 0
-}
+func (p Picked) Shard() int { return p.shard.index }
 
 // Shards returns how many parts the balancer has.
 func (b *Balancer) Shards() int { return len(b.shards) }
