@@ -1,0 +1,63 @@
+package sim
+
+import "time"
+
+// Result is what was seen of the requests that arrived after the warm-up.
+type Result struct {
+	Requests   int     // that ended, whichever way
+	Errors     Errors  // those of them that failed in the end
+	ErrorRate  float64 // failed part of requests
+	Throughput float64 // requests a second
+	Goodput    float64 // of them, those that succeeded
+	Retries    int     // tries beyond the first
+	Latency    Latency // as the client saw it, from the first try to the end of the last
+	RIF        Levels  // requests at a replica, over replicas and time
+	CPU        Levels  // used part of what is allocated to a replica of kind CPU, over replicas and time
+
+	ProbesPerRequest float64
+	ProbesLost       int // unanswered within the probe timeout
+	// Choices counts tries by how the rule chose, under the names of balancer.Class.
+	Choices map[string]int
+
+	Groups []GroupResult
+	Series []Bucket // from the start of the simulation, the warm-up included
+}
+
+// Errors counts failed requests by how their last try failed.
+type Errors struct {
+	Timeout     int // no answer in time
+	Failed      int // the replica answered with a failure
+	Refused     int // the replica's queue was full
+	Unconnected int // the replica's node could not be connected to
+	Unplaced    int // there was no replica to choose
+}
+
+// Total returns the number of errors.
+func (e Errors) Total() int { return e.Timeout + e.Failed + e.Refused + e.Unconnected + e.Unplaced }
+
+// Latency is quantiles and the mean of latencies. A request that timed out counts with the time it took to do so.
+type Latency struct{ P50, P90, P99, P999, Max, Mean time.Duration }
+
+// Levels is quantiles and the mean of a quantity.
+type Levels struct{ P50, P90, P99, Mean float64 }
+
+// GroupResult is the part of one group of replicas.
+type GroupResult struct {
+	Name  string
+	Picks int     // tries placed there
+	Share float64 // of all tries
+	CPU   float64 // used cores, or slots, in parts of those allocated; on average
+	RIF   float64 // a replica, on average
+	Hits  int     // of the caches
+}
+
+// Bucket is what happened in one span of time.
+type Bucket struct {
+	Start    time.Duration
+	Requests int // that ended in it
+	Errors   int
+	P50, P99 time.Duration
+	Rate     float64 // of arrivals a second
+	Retries  int
+	Picks    []int // by group
+}
