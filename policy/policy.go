@@ -14,22 +14,100 @@ const (
 type Policy struct {
 	Balancer    Balancer
 	Prequal     Prequal
+	PrequalSync PrequalSync
+	Hash        Hash
+	WRR         WeightedRoundRobin
+	YARP        YARP
+	Linear      Linear
+	C3          C3
+	PeakEWMA    PeakEWMA
+	LateBinding LateBinding
+	// Slots is how many requests a replica serves at once, where late_binding and join_idle_queue need to know.
+	Slots int
+	Scope Scope
+
 	Timeout     time.Duration // 0: none
 	RetryBudget RetryBudget
-	Hash        Hash
 }
 
 // Balancer names a balancing rule.
 type Balancer string
 
 const (
-	BalancerPrequal     Balancer = "prequal"
-	BalancerRoundRobin  Balancer = "round_robin"
-	BalancerRandom      Balancer = "random"
-	BalancerLeastLoaded Balancer = "least_loaded"
-	BalancerP2C         Balancer = "p2c"
-	BalancerRingHash    Balancer = "ring_hash"
+	BalancerPrequal            Balancer = "prequal"
+	BalancerPrequalSync        Balancer = "prequal_sync"
+	BalancerRandom             Balancer = "random"
+	BalancerRoundRobin         Balancer = "round_robin"
+	BalancerWeightedRoundRobin Balancer = "weighted_round_robin"
+	BalancerLeastLoaded        Balancer = "least_loaded"
+	BalancerP2C                Balancer = "p2c"
+	BalancerYARP               Balancer = "yarp_p2c"
+	BalancerLinear             Balancer = "linear"
+	BalancerC3                 Balancer = "c3"
+	BalancerPeakEWMA           Balancer = "peak_ewma"
+	BalancerRingHash           Balancer = "ring_hash"
+	BalancerMaglev             Balancer = "maglev"
+	BalancerLateBinding        Balancer = "late_binding"
+	BalancerJoinIdleQueue      Balancer = "join_idle_queue"
 )
+
+// Scope says which of a service's replicas an agent uses, whatever the rule.
+type Scope struct {
+	Subset int  // how many, 0: all
+	Zone   Zone // whether its own zone comes first
+}
+
+// Zone says what an agent makes of the zones of replicas.
+type Zone string
+
+const (
+	ZoneAny    Zone = "any"    // nothing
+	ZonePrefer Zone = "prefer" // it keeps to its own zone while enough replicas are ready there
+)
+
+// PrequalSync holds the parameters of the prequal_sync balancer, apart from those that it shares with prequal.
+type PrequalSync struct {
+	Probes   int     // asked about each request; one answer less is enough
+	HitScale float64 // by which a replica that served the request's key lately scales its load in its answer
+	Keys     int     // that a replica remembers
+}
+
+// WeightedRoundRobin holds the parameters of the weighted_round_robin balancer.
+type WeightedRoundRobin struct {
+	Blackout       time.Duration // before the reports of a replica count
+	Expiry         time.Duration // after which the last one no longer does
+	UpdateInterval time.Duration // of the weights
+	ErrorPenalty   float64
+}
+
+// YARP holds the parameters of the yarp_p2c balancer.
+type YARP struct {
+	PollInterval time.Duration
+}
+
+// Linear holds the parameters of the linear balancer.
+type Linear struct {
+	RIFWeight float64       // λ: 0 goes by latency alone, 1 by RIF alone
+	Alpha     time.Duration // α: what one request in flight weighs
+}
+
+// C3 holds the parameters of the c3 balancer.
+type C3 struct {
+	Smoothing float64 // of the EWMAs: the weight of what was known before
+	Clients   int     // n: 0: estimated
+}
+
+// PeakEWMA holds the parameters of the peak_ewma balancer.
+type PeakEWMA struct {
+	Decay          time.Duration // τ
+	DefaultLatency time.Duration // of a replica that nothing is known of
+	FailurePenalty time.Duration // the least that a failure counts for
+}
+
+// LateBinding holds the parameters of the late_binding balancer.
+type LateBinding struct {
+	Reservations int // d: replicas at whose line a request waits
+}
 
 // Prequal holds the parameters of the prequal balancer.
 type Prequal struct {
@@ -50,7 +128,7 @@ type RetryBudget struct {
 	Window       time.Duration
 }
 
-// Hash holds the parameters of the ring_hash balancer.
+// Hash holds the parameters of the ring_hash and maglev balancers, and the key that prequal_sync sends along.
 type Hash struct {
 	Key        HashKey
 	LoadFactor float64
@@ -87,7 +165,16 @@ func Default() Policy {
 			QRIF:               0.84,
 			IdleProbeInterval:  500 * time.Millisecond,
 		},
-		RetryBudget: RetryBudget{Ratio: 0.2, MinPerSecond: 10, Window: 10 * time.Second},
+		PrequalSync: PrequalSync{Probes: 3, HitScale: 0.1, Keys: 1024},
 		Hash:        Hash{LoadFactor: 1.25},
+		WRR:         WeightedRoundRobin{Blackout: 10 * time.Second, Expiry: 3 * time.Minute, UpdateInterval: time.Second, ErrorPenalty: 1},
+		YARP:        YARP{PollInterval: 500 * time.Millisecond},
+		Linear:      Linear{RIFWeight: 0.5, Alpha: 75 * time.Millisecond},
+		C3:          C3{Smoothing: 0.9},
+		PeakEWMA:    PeakEWMA{Decay: 10 * time.Second, DefaultLatency: 30 * time.Millisecond, FailurePenalty: 5 * time.Second},
+		LateBinding: LateBinding{Reservations: 2},
+		Slots:       1,
+		Scope:       Scope{Zone: ZoneAny},
+		RetryBudget: RetryBudget{Ratio: 0.2, MinPerSecond: 10, Window: 10 * time.Second},
 	}
 }

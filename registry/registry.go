@@ -27,6 +27,7 @@ type Endpoint struct {
 	Address netip.AddrPort // where the replica listens, as its own agent reaches it
 	Agent   netip.AddrPort // where the agent of its node takes traffic from other agents
 	State   State
+	Weight  int32 // how much it can bear, compared with others; 0 counts as 1
 }
 
 // ID returns the name of the endpoint, which stays the same over restarts of its agent.

@@ -5,6 +5,7 @@ package balancer
 import (
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,74 +21,6 @@ var (
 	ErrNoneReady = errors.New("no endpoint of the service is ready")
 )
 
-// Request is what a rule may know of the request that it places.
-type Request struct {
-	// Key is the hash of the request's affinity key.
-	Key uint64
-	// Keyed reports whether there is one.
-	Keyed bool
-}
-
-// Class says how a replica was chosen.
-type Class uint8
-
-const (
-	Ruled    Class = iota // by the rule; it knows no classes
-	Cold                  // Prequal: the fastest of those not hot
-	Hot                   // Prequal: all pooled were hot, the one with the least RIF
-	Fallback              // at random, as the rule had nothing to go by
-	Overflow              // hash: the key's own replica was full
-)
-
-// String returns the value that metrics carry.
-func (c Class) String() string {
-	return [...]string{"rule", "cold", "hot", "fallback", "overflow"}[c]
-}
-
-// Picker is a balancing rule at work on one service. It is a pure state machine: no goroutines, no I/O; time and
-// randomness come from its owner. It serves one goroutine at a time; Balancer runs one on each processor.
-type Picker interface {
-	// Update replaces the replicas to choose from. There is at least one.
-	Update(now time.Time, set *Set)
-	// Pick chooses one of them. It never blocks and does not allocate.
-	Pick(now time.Time, req Request) (*Endpoint, Class)
-}
-
-// Prober is a Picker that lives on probes.
-type Prober interface {
-	Picker
-	// Due appends the replicas to probe on account of a request that was just picked.
-	Due(dst []*Endpoint) []*Endpoint
-	// Idle appends the replicas to probe if none was for too long.
-	Idle(now time.Time, dst []*Endpoint) []*Endpoint
-	// Probed takes in the answer to a probe.
-	Probed(now time.Time, e *Endpoint, r load.Report)
-	// Reported takes in a load report that came with a response.
-	Reported(now time.Time, e *Endpoint, r load.Report)
-	// Forget drops what is known of a replica.
-	Forget(e *Endpoint)
-	// View describes what the rule goes by.
-	View(now time.Time, v *View)
-}
-
-// newPicker returns the rule that a policy names.
-func newPicker(p policy.Policy, rng *rand.Rand, flights flights) Picker {
-	switch p.Balancer {
-	case policy.BalancerRoundRobin:
-		return &roundRobin{next: rng.Int()}
-	case policy.BalancerRandom:
-		return &random{rng: rng}
-	case policy.BalancerLeastLoaded:
-		return &leastLoaded{last: rng.Int()}
-	case policy.BalancerP2C:
-		return &p2c{rng: rng}
-	case policy.BalancerRingHash:
-		return &ringHash{rng: rng, factor: p.Hash.LoadFactor, flights: flights}
-	default:
-		return &prequalPicker{cfg: p.Prequal, rng: rng}
-	}
-}
-
 // Balancer applies a rule to a fleet. It is safe for concurrent use.
 //
 // The rule runs once a processor, each with a state of its own (a "shard"). That keeps processors out of each other's
@@ -101,6 +34,8 @@ type Balancer struct {
 	// mine remembers which shard a processor used last: sync.Pool keeps one item a processor at hand.
 	mine  sync.Pool
 	dealt atomic.Uint32
+	idled atomic.Uint32
+	asks  bool // whether the rule is an Asker
 }
 
 type shard struct {
@@ -130,6 +65,7 @@ func New(p policy.Policy, fleet *Fleet, shards int, seed uint64) *Balancer {
 		s.picker = newPicker(p, rand.New(&s.source), flights{own: s.inFlight, all: b.inFlight})
 		b.shards = append(b.shards, s)
 	}
+	_, b.asks = b.shards[0].picker.(Asker)
 	b.mine.New = func() any { return b.shards[int(b.dealt.Add(1))%len(b.shards)] }
 	return b
 }
@@ -138,29 +74,82 @@ func New(p policy.Policy, fleet *Fleet, shards int, seed uint64) *Balancer {
 type Picked struct {
 	Endpoint *Endpoint
 	Class    Class
+	began    time.Time
 	shard    *shard
 	balancer *Balancer
 }
 
 // Pick places a request. The error is ErrNoEndpoints or ErrNoneReady.
 func (b *Balancer) Pick(now time.Time, req Request) (Picked, error) {
+	s, err := b.enter(now)
+	if err != nil {
+		return Picked{}, err
+	}
+	e, class := s.picker.Pick(now, req)
+	return b.place(now, s, e, class), nil
+}
+
+// Inquire appends the replicas to ask about a request before it is placed, and returns how many answers are enough. With
+// these, or those that came in time, the request is for Choose. If asks is false, the rule asks nobody: the request is
+// for Pick.
+func (b *Balancer) Inquire(now time.Time, req Request, dst []*Endpoint) (targets []*Endpoint, enough int, asks bool) {
+	if !b.asks {
+		return dst, 0, false
+	}
+	s, err := b.enter(now)
+	if err != nil {
+		return dst, 0, false
+	}
+	targets, enough = s.picker.(Asker).Ask(now, req, dst)
+	b.leave(s)
+	return targets, enough, len(targets) > len(dst)
+}
+
+// Choose places a request by the answers of replicas that Inquire named. Answers of replicas that have left since don't
+// count; if none is left the request is placed as by Pick.
+func (b *Balancer) Choose(now time.Time, req Request, answers []Answer) (Picked, error) {
+	s, err := b.enter(now)
+	if err != nil {
+		return Picked{}, err
+	}
+	answers = slices.DeleteFunc(answers, func(a Answer) bool { return !s.set.has(a.Endpoint) })
+	var e *Endpoint
+	var class Class
+	if len(answers) == 0 {
+		e, class = s.picker.Pick(now, req)
+	} else {
+		e, class = s.picker.(Asker).Choose(now, req, answers)
+	}
+	return b.place(now, s, e, class), nil
+}
+
+// enter locks a shard and lets it see the fleet.
+func (b *Balancer) enter(now time.Time) (*shard, error) {
 	set := b.fleet.Set(now)
 	if len(set.Endpoints) == 0 {
 		if set.Registered == 0 {
-			return Picked{}, ErrNoEndpoints
+			return nil, ErrNoEndpoints
 		}
-		return Picked{}, ErrNoneReady
+		return nil, ErrNoneReady
 	}
 	s := b.lockShard()
 	if s.set != set {
 		s.adopt(now, set)
 	}
-	e, class := s.picker.Pick(now, req)
-	e.counter.begin() // before the lock is given up: the next choice must see this one
+	return s, nil
+}
+
+func (b *Balancer) leave(s *shard) {
 	s.mu.Unlock()
-	s.inFlight.Add(1)
 	b.mine.Put(s)
-	return Picked{Endpoint: e, Class: class, shard: s, balancer: b}, nil
+}
+
+// place counts the request in and gives up the shard.
+func (b *Balancer) place(now time.Time, s *shard, e *Endpoint, class Class) Picked {
+	e.counter.begin() // before the lock is given up: the next choice must see this one
+	b.leave(s)
+	s.inFlight.Add(1)
+	return Picked{Endpoint: e, Class: class, began: now, shard: s, balancer: b}
 }
 
 // lockShard locks a shard that no other processor is using, preferably the one that this processor used last.
@@ -196,6 +185,25 @@ const (
 	Abandoned           // the caller went away: says nothing of the replica
 )
 
+// Responded notes that the head of the response has come, with the replica's load report if there was one. It is for
+// answers only: a request that fails is just Done.
+func (p Picked) Responded(now time.Time, r *load.Report) {
+	s := p.shard
+	watcher, watches := s.picker.(Watcher)
+	listener, listens := s.picker.(Listener)
+	if !watches && (!listens || r == nil) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if watches {
+		watcher.Responded(now, p.Endpoint, now.Sub(p.began))
+	}
+	if listens && r != nil {
+		listener.Reported(now, p.Endpoint, *r)
+	}
+}
+
 // Done accounts for the end of the request.
 func (p Picked) Done(now time.Time, outcome Outcome) {
 	p.Endpoint.counter.end()
@@ -205,20 +213,16 @@ func (p Picked) Done(now time.Time, outcome Outcome) {
 		p.balancer.fleet.succeeded(p.Endpoint)
 	case Failed, Unconnected:
 		p.balancer.fleet.failed(now, p.Endpoint, outcome == Unconnected)
+		tell(p.shard, func(w Watcher) { w.Failed(now, p.Endpoint) })
 		if outcome == Unconnected {
 			p.balancer.Forget(p.Endpoint)
 		}
 	}
 }
 
-// Reported takes in the load report of the response.
-func (p Picked) Reported(now time.Time, r load.Report) {
-	p.shard.withProber(func(prober Prober) { prober.Reported(now, p.Endpoint, r) })
-}
-
 // Due appends the replicas to probe on account of this request. Their answers belong to its Shard.
 func (p Picked) Due(dst []*Endpoint) []*Endpoint {
-	p.shard.withProber(func(prober Prober) { dst = prober.Due(dst) })
+	tell(p.shard, func(prober Prober) { dst = prober.Due(dst) })
 	return dst
 }
 
@@ -246,29 +250,49 @@ func (b *Balancer) Idle(now time.Time, shard int, dst []*Endpoint) []*Endpoint {
 	return dst
 }
 
-// Probed takes in the answer to a probe that was sent for a shard.
+// Probed takes in the answer to a probe that was sent for a shard. An answer may come after its replica has left.
 func (b *Balancer) Probed(now time.Time, shard int, e *Endpoint, r load.Report) {
-	b.shards[shard].withProber(func(prober Prober) { prober.Probed(now, e, r) })
+	s := b.shards[shard]
+	tell(s, func(prober Prober) {
+		if s.set.has(e) {
+			prober.Probed(now, e, r)
+		}
+	})
+}
+
+// Idled takes in a replica's word that it has nothing to do. It is for one shard, as for one dispatcher, each in turn.
+func (b *Balancer) Idled(now time.Time, e *Endpoint) {
+	s := b.shards[int(b.idled.Add(1))%len(b.shards)]
+	tell(s, func(d Dispatcher) {
+		if s.set.has(e) {
+			d.Idled(now, e)
+		}
+	})
 }
 
 // Forget drops what the rule knows of a replica.
 func (b *Balancer) Forget(e *Endpoint) {
 	for _, s := range b.shards {
-		s.withProber(func(prober Prober) { prober.Forget(e) })
+		tell(s, func(f Forgetter) { f.Forget(e) })
 	}
 }
 
-func (s *shard) withProber(f func(Prober)) {
+// tell lets a shard's rule know something if it is able to take it in.
+func tell[Able any](s *shard, f func(Able)) {
+	able, ok := s.picker.(Able)
+	if !ok {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if prober, ok := s.picker.(Prober); ok && s.set != nil {
-		f(prober)
+	if s.set != nil {
+		f(able)
 	}
 }
 
 // View is what a rule goes by at one moment.
 type View struct {
-	Threshold      int32 // RIF above which a replica is hot; only if HasThreshold
+	Threshold      float64 // RIF (by weight) above which a replica is hot; only if HasThreshold
 	HasThreshold   bool
 	Pooled         int
 	PoolCapacity   int
@@ -286,7 +310,7 @@ type PooledProbe struct {
 func (b *Balancer) View(now time.Time) View {
 	v := View{FreshestProbes: map[*Endpoint]PooledProbe{}}
 	for _, s := range b.shards {
-		s.withProber(func(prober Prober) { prober.View(now, &v) })
+		tell(s, func(viewer Viewer) { viewer.View(now, &v) })
 	}
 	return v
 }

@@ -27,7 +27,7 @@ func TestPickAllocatesNothing(t *testing.T) {
 			for i, e := range picked.Due(targets) {
 				b.Probed(now, picked.Shard(), e, known(int32(i), time.Millisecond))
 			}
-			picked.Reported(now, known(1, time.Millisecond))
+			picked.Responded(now, new(known(1, time.Millisecond)))
 			picked.Done(now, Succeeded)
 		}
 		request() // the ring is built when it is first used
@@ -99,8 +99,8 @@ func TestConcurrentUse(t *testing.T) {
 			for i, r := range records {
 				rank[r.ID()] = int64(i)
 			}
-			fleet := NewFleet()
-			fleet.Update(time.Now(), records[:window])
+			fleet := NewFleet(Place{})
+			fleet.Update(time.Now(), records[:window], policy.Scope{})
 			b := New(p, fleet, 4, 1)
 
 			var lowest atomic.Int64 // replicas below have left
@@ -138,7 +138,7 @@ func TestConcurrentUse(t *testing.T) {
 						inFlight = append(inFlight, picked)
 						if len(inFlight) > 10 {
 							i := rng.IntN(len(inFlight))
-							inFlight[i].Reported(time.Now(), known(rng.Int32N(5), time.Duration(rng.IntN(50))))
+							inFlight[i].Responded(time.Now(), new(known(rng.Int32N(5), time.Duration(rng.IntN(50)))))
 							inFlight[i].Done(time.Now(), Outcome(rng.IntN(4)))
 							inFlight = slices.Delete(inFlight, i, i+1)
 						}
@@ -166,7 +166,7 @@ func TestConcurrentUse(t *testing.T) {
 				}
 			})
 			for i := range steps {
-				fleet.Update(time.Now(), records[i+1:i+1+window])
+				fleet.Update(time.Now(), records[i+1:i+1+window], policy.Scope{})
 				lowest.Store(int64(i + 1))
 				runtime.Gosched()
 			}

@@ -36,8 +36,8 @@ func warm(rule policy.Balancer, n, shards int) (*Balancer, time.Time) {
 	p := policy.Default()
 	p.Balancer = rule
 	p.Prequal.MaxAge = time.Minute
-	fleet := NewFleet()
-	fleet.Update(now, replicas(n))
+	fleet := NewFleet(Place{})
+	fleet.Update(now, replicas(n), policy.Scope{})
 	b := New(p, fleet, shards, 1)
 	for shard := range shards {
 		for i := range p.Prequal.PoolSize {

@@ -27,6 +27,9 @@ type Endpoint struct {
 // Record returns what the registry says of the endpoint.
 func (e *Endpoint) Record() registry.Endpoint { return *e.record.Load() }
 
+// weight returns how much the replica can bear, compared with others.
+func (e *Endpoint) weight() int32 { return max(e.record.Load().Weight, 1) }
+
 // RIF returns this agent's own requests in flight to the endpoint.
 func (e *Endpoint) RIF() int { return e.counter.rif() }
 

@@ -8,12 +8,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 )
 
 // Fleet is the set of replicas of one service, and what this agent's own experience says of each. It outlives the
 // balancers that choose from it. It is safe for concurrent use.
 type Fleet struct {
+	place   Place
 	current atomic.Pointer[Set]
 
 	mu sync.Mutex
@@ -59,11 +61,16 @@ type Set struct {
 	// Registered counts all endpoints of the service, whatever their state.
 	Registered int
 
-	all     []*Endpoint // sorted by ID
-	review  time.Time   // when an avoidance ends; zero if none is in force
+	seats   []seat
+	seatsOf map[*Endpoint]int32 // how many each of Endpoints has
+	all     []*Endpoint         // sorted by ID
+	review  time.Time           // when an avoidance ends; zero if none is in force
 	version uint64
 	ring    func() *ring // built on first use
 }
+
+// has reports whether e is among the replicas to choose from.
+func (s *Set) has(e *Endpoint) bool { return s.seatsOf[e] > 0 }
 
 func byID(a, b *Endpoint) int { return strings.Compare(string(a.ID), string(b.ID)) }
 
@@ -87,9 +94,15 @@ const (
 	declinedFor = 2 * time.Second
 )
 
-// NewFleet returns a fleet without replicas.
-func NewFleet() *Fleet {
-	f := &Fleet{endpoints: map[registry.EndpointID]*Endpoint{}, down: map[netip.AddrPort]bool{}}
+// Place is where an agent is: it decides on the replicas that the agent uses.
+type Place struct {
+	Node registry.NodeName
+	Zone string
+}
+
+// NewFleet returns a fleet without replicas, as seen from a place.
+func NewFleet(place Place) *Fleet {
+	f := &Fleet{place: place, endpoints: map[registry.EndpointID]*Endpoint{}, down: map[netip.AddrPort]bool{}}
 	f.current.Store(&Set{})
 	return f
 }
@@ -118,8 +131,8 @@ func (f *Fleet) Set(now time.Time) *Set {
 	return set
 }
 
-// Update replaces the registered endpoints.
-func (f *Fleet) Update(now time.Time, records []registry.Endpoint) {
+// Update replaces the registered endpoints, and says which of them to use.
+func (f *Fleet) Update(now time.Time, records []registry.Endpoint, scope policy.Scope) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	registered := make(map[registry.EndpointID]bool, len(records))
@@ -239,6 +252,11 @@ func (f *Fleet) rebuildLocked(now time.Time) {
 	}
 	slices.SortFunc(set.Endpoints, byID)
 	slices.SortFunc(set.all, byID)
+	set.seats = seatsOf(set.Endpoints)
+	set.seatsOf = make(map[*Endpoint]int32, len(set.Endpoints))
+	for _, s := range set.seats {
+		set.seatsOf[s.Endpoint] = s.of
+	}
 	set.ring = sync.OnceValue(func() *ring { return newRing(set.Endpoints) })
 	f.current.Store(set)
 }

@@ -29,8 +29,8 @@ func wantReady(t *testing.T, when string, f *Fleet, now time.Time, records []reg
 
 // fleetOf returns a fleet with these replicas, and them in the order of the records.
 func fleetOf(records []registry.Endpoint) (*Fleet, []*Endpoint) {
-	f := NewFleet()
-	f.Update(start, records)
+	f := NewFleet(Place{})
+	f.Update(start, records, policy.Scope{})
 	es := make([]*Endpoint, len(records))
 	f.Each(start, func(e *Endpoint, _ Avoidance) {
 		es[slices.IndexFunc(records, func(r registry.Endpoint) bool { return r.ID() == e.ID })] = e
@@ -50,23 +50,23 @@ func avoidance(f *Fleet, now time.Time, e *Endpoint) (found Avoidance) {
 func after(d time.Duration) time.Time { return start.Add(d) }
 
 func TestPickWithoutReplicas(t *testing.T) {
-	f := NewFleet()
+	f := NewFleet(Place{})
 	b := New(policy.Default(), f, 1, 1)
 	if _, err := b.Pick(start, Request{}); !errors.Is(err, ErrNoEndpoints) {
 		t.Errorf("empty service: got %v; want %v", err, ErrNoEndpoints)
 	}
 	records := replicas(2)
 	records[0].State, records[1].State = registry.Unhealthy, registry.Draining
-	f.Update(start, records)
+	f.Update(start, records, policy.Scope{})
 	if _, err := b.Pick(start, Request{}); !errors.Is(err, ErrNoneReady) {
 		t.Errorf("none ready: got %v; want %v", err, ErrNoneReady)
 	}
 	records[1].State = registry.Ready
-	f.Update(start, records)
+	f.Update(start, records, policy.Scope{})
 	if picked, err := b.Pick(start, Request{}); err != nil || picked.Endpoint.ID != records[1].ID() {
 		t.Errorf("one ready: got %v, %v", picked.Endpoint, err)
 	}
-	f.Update(start, nil)
+	f.Update(start, nil, policy.Scope{})
 	if _, err := b.Pick(start, Request{}); !errors.Is(err, ErrNoEndpoints) {
 		t.Errorf("empty again: got %v; want %v", err, ErrNoEndpoints)
 	}
@@ -79,11 +79,11 @@ func TestFleetFollowsTheRegistry(t *testing.T) {
 	hold(es[2], 5)
 
 	records[0].State, records[1].State = registry.Unhealthy, registry.Draining
-	f.Update(start, records)
+	f.Update(start, records, policy.Scope{})
 	wantReady(t, "one unhealthy, one draining", f, start, records, 2, 3)
 
 	records[2].Zone = "b"
-	f.Update(start, records[:3])
+	f.Update(start, records[:3], policy.Scope{})
 	wantReady(t, "one gone", f, start, records, 2)
 	if now := f.Set(start).Endpoints[0]; now != es[2] || now.RIF() != 5 || now.Picks() != 5 || now.Record().Zone != "b" {
 		t.Errorf("the one that stays: got %v, %d in flight; want the same with its counters and its new record", now, now.RIF())
@@ -92,7 +92,7 @@ func TestFleetFollowsTheRegistry(t *testing.T) {
 		t.Errorf("registered: got %d; want 3", got)
 	}
 
-	f.Update(start, records)
+	f.Update(start, records, policy.Scope{})
 	_, back := fleetOf(records)
 	if back[3] == es[3] || back[3].RIF() != 0 {
 		t.Error("a replica that comes back starts anew")
@@ -237,7 +237,7 @@ func TestReplicasBehindASilentAgentAreLeftOut(t *testing.T) {
 		t.Errorf("the first agent back: got %v in use; want the sixteen on it", got)
 	}
 	// It holds for replicas that come later, too.
-	f.Update(start, records[:17])
+	f.Update(start, records[:17], policy.Scope{})
 	if got := len(ready(f, start, records)); got != 16 {
 		t.Errorf("after an update: got %d; want the sixteen", got)
 	}
@@ -302,7 +302,7 @@ func TestFleetInvariants(t *testing.T) {
 			"unreachable": func(t *rapid.T) { f.SetReachable(now, records[some.Draw(t, "i")].Agent, rapid.Bool().Draw(t, "up")) },
 			"state": func(t *rapid.T) {
 				records[some.Draw(t, "i")].State = registry.State(rapid.IntRange(0, 2).Draw(t, "state"))
-				f.Update(now, records)
+				f.Update(now, records, policy.Scope{})
 			},
 			"wait": func(t *rapid.T) {
 				now = now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(t, "ms")) * time.Millisecond)

@@ -3,7 +3,6 @@ package balancer
 import (
 	"math"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/load"
@@ -19,9 +18,8 @@ type prequalPicker struct {
 	cfg  policy.Prequal
 	rng  *rand.Rand
 	set  *Set
-	pool *prequal.Pool[*Endpoint]
+	pool *prequal.Pool[seat]
 
-	present   map[*Endpoint]bool // in set
 	lastPick  time.Time
 	lastProbe time.Time
 	_         apart
@@ -29,28 +27,28 @@ type prequalPicker struct {
 
 func (p *prequalPicker) Update(now time.Time, set *Set) {
 	p.set = set
-	p.present = make(map[*Endpoint]bool, len(set.Endpoints))
-	for _, e := range set.Endpoints {
-		p.present[e] = true
-	}
 	if p.pool == nil {
-		p.pool = prequal.New[*Endpoint](p.cfg, now, p.rng)
+		p.pool = prequal.NewWeighted(p.cfg, now, p.rng, func(s seat) int32 { return s.of })
 	}
-	p.pool.Resize(len(set.Endpoints), p.has)
+	present := make(map[seat]bool, len(set.seats))
+	for _, s := range set.seats {
+		present[s] = true
+	}
+	p.pool.Resize(len(set.seats), func(s seat) bool { return present[s] })
 }
 
 func (p *prequalPicker) Pick(now time.Time, _ Request) (*Endpoint, Class) {
 	p.lastPick = now
-	e, class, ok := p.pool.Select(now)
+	s, class, ok := p.pool.Select(now)
 	switch {
 	case !ok:
-		e = p.set.Endpoints[p.rng.IntN(len(p.set.Endpoints))]
-		p.pool.Charge(e)
-		return e, Fallback
+		s = p.set.seats[p.rng.IntN(len(p.set.seats))]
+		p.pool.Charge(s)
+		return s.Endpoint, Fallback
 	case class == prequal.Hot:
-		return e, Hot
+		return s.Endpoint, Hot
 	default:
-		return e, Cold
+		return s.Endpoint, Cold
 	}
 }
 
@@ -73,38 +71,27 @@ func (p *prequalPicker) Idle(now time.Time, dst []*Endpoint) []*Endpoint {
 
 // sample appends n replicas, chosen uniformly at random without replacement (§4).
 func (p *prequalPicker) sample(n int, dst []*Endpoint) []*Endpoint {
-	all := p.set.Endpoints
-	if n >= len(all) {
-		return append(dst, all...)
-	}
-	// Floyd's algorithm: for each j, a random one of the first j+1, or j itself if that one is taken already.
-	chosen := len(dst)
-	for j := len(all) - n; j < len(all); j++ {
-		e := all[p.rng.IntN(j+1)]
-		if slices.Contains(dst[chosen:], e) {
-			e = all[j]
-		}
-		dst = append(dst, e)
-	}
-	return dst
+	return p.set.sample(p.rng, n, dst)
 }
 
+// The answer is for any of the replica's seats, each of which stands for an equal part of its load.
+
 func (p *prequalPicker) Probed(now time.Time, e *Endpoint, r load.Report) {
-	if p.has(e) {
-		p.pool.Add(now, e, r)
-	}
+	p.pool.Add(now, p.set.seatOf(p.rng, e), r)
 }
 
 func (p *prequalPicker) Reported(now time.Time, e *Endpoint, r load.Report) {
-	if p.has(e) {
-		p.pool.Refresh(now, e, r)
+	if p.set.has(e) {
+		p.pool.Refresh(now, p.set.seatOf(p.rng, e), r)
 	}
 }
 
-func (p *prequalPicker) Forget(e *Endpoint) { p.pool.Forget(e) }
-
-// has reports whether e is among the replicas to choose from: an answer may come after its replica has left.
-func (p *prequalPicker) has(e *Endpoint) bool { return p.present[e] }
+func (p *prequalPicker) Forget(e *Endpoint) {
+	of := p.set.seatsOf[e]
+	for nth := range of {
+		p.pool.Forget(seat{e, nth, of})
+	}
+}
 
 func (p *prequalPicker) View(now time.Time, v *View) {
 	if t, ok := p.pool.Threshold(); ok {
@@ -112,10 +99,10 @@ func (p *prequalPicker) View(now time.Time, v *View) {
 		v.HasThreshold = true
 	}
 	v.PoolCapacity += p.pool.Capacity()
-	p.pool.Probes(now, func(pr prequal.Probe[*Endpoint]) {
+	p.pool.Probes(now, func(pr prequal.Probe[seat]) {
 		v.Pooled++
-		if seen, ok := v.FreshestProbes[pr.Key]; !ok || pr.Age < seen.Age {
-			v.FreshestProbes[pr.Key] = PooledProbe{Report: pr.Report, Age: pr.Age, Hot: pr.Hot}
+		if seen, ok := v.FreshestProbes[pr.Key.Endpoint]; !ok || pr.Age < seen.Age {
+			v.FreshestProbes[pr.Key.Endpoint] = PooledProbe{Report: pr.Report, Age: pr.Age, Hot: pr.Hot}
 		}
 	})
 }

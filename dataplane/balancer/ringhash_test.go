@@ -15,8 +15,8 @@ func ringOf(records []registry.Endpoint, factor float64) (*Balancer, *Fleet) {
 	p := policy.Default()
 	p.Balancer = policy.BalancerRingHash
 	p.Hash.LoadFactor = factor
-	fleet := NewFleet()
-	fleet.Update(start, records)
+	fleet := NewFleet(Place{})
+	fleet.Update(start, records, policy.Scope{})
 	return New(p, fleet, 1, 1), fleet
 }
 

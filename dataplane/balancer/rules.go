@@ -16,7 +16,7 @@ type random struct {
 func (r *random) Update(_ time.Time, set *Set) { r.set = set }
 
 func (r *random) Pick(time.Time, Request) (*Endpoint, Class) {
-	return r.set.Endpoints[r.rng.IntN(len(r.set.Endpoints))], Ruled
+	return r.set.anyone(r.rng), Ruled
 }
 
 // roundRobin picks each replica in turn. It gives every replica the same number of requests, whatever they cost there.
@@ -29,13 +29,13 @@ type roundRobin struct {
 
 func (r *roundRobin) Update(_ time.Time, set *Set) {
 	r.set = set
-	r.next %= len(set.Endpoints)
+	r.next %= len(set.seats)
 }
 
 func (r *roundRobin) Pick(time.Time, Request) (*Endpoint, Class) {
-	e := r.set.Endpoints[r.next]
+	e := r.set.seats[r.next].Endpoint
 	r.next++
-	if r.next == len(r.set.Endpoints) {
+	if r.next == len(r.set.seats) {
 		r.next = 0
 	}
 	return e, Ruled
@@ -46,7 +46,8 @@ func (r *roundRobin) Pick(time.Time, Request) (*Endpoint, Class) {
 type leastLoaded struct {
 	_        apart
 	set      *Set
-	counters []*counter
+	counters []*counter // of the seats
+	weighted bool
 	last     int
 	_        apart
 }
@@ -54,21 +55,41 @@ type leastLoaded struct {
 func (l *leastLoaded) Update(_ time.Time, set *Set) {
 	l.set = set
 	l.counters = l.counters[:0]
-	for _, e := range set.Endpoints {
-		l.counters = append(l.counters, e.counter)
+	for _, s := range set.seats {
+		l.counters = append(l.counters, s.counter)
 	}
-	l.last %= len(set.Endpoints)
+	l.weighted = len(set.seats) != len(set.Endpoints)
+	l.last %= len(set.seats)
 }
 
 func (l *leastLoaded) Pick(time.Time, Request) (*Endpoint, Class) {
+	if l.weighted {
+		l.last = l.leastByWeight()
+	} else {
+		l.last = l.least()
+	}
+	return l.set.seats[l.last].Endpoint, Ruled
+}
+
+func (l *leastLoaded) least() int {
 	next := l.last + 1
 	at, least := leastOf(l.counters[next:], math.MaxInt)
 	best := next + at
 	if at, _ := leastOf(l.counters[:next], least); at >= 0 {
 		best = at
 	}
-	l.last = best
-	return l.set.Endpoints[best], Ruled
+	return best
+}
+
+func (l *leastLoaded) leastByWeight() int {
+	n := len(l.set.seats)
+	best := (l.last + 1) % n
+	for i := 2; i <= n; i++ {
+		if at := (l.last + i) % n; l.set.seats[at].less(l.set.seats[best]) {
+			best = at
+		}
+	}
+	return best
 }
 
 // leastOf returns the place of the first counter with the lowest RIF, and that RIF; -1 and the limit if none is below the
@@ -96,18 +117,9 @@ type p2c struct {
 func (p *p2c) Update(_ time.Time, set *Set) { p.set = set }
 
 func (p *p2c) Pick(time.Time, Request) (*Endpoint, Class) {
-	n := len(p.set.Endpoints)
-	if n == 1 {
-		return p.set.Endpoints[0], Ruled
+	a, b := p.set.pair(p.rng)
+	if b.less(a) {
+		return b.Endpoint, Ruled
 	}
-	i := p.rng.IntN(n)
-	j := p.rng.IntN(n - 1)
-	if j >= i {
-		j++
-	}
-	a, b := p.set.Endpoints[i], p.set.Endpoints[j]
-	if b.RIF() < a.RIF() {
-		return b, Ruled
-	}
-	return a, Ruled
+	return a.Endpoint, Ruled
 }

@@ -16,8 +16,8 @@ var start = time.Unix(1_000_000, 0)
 func balancerOf(rule policy.Balancer, n int) (*Balancer, []*Endpoint) {
 	p := policy.Default()
 	p.Balancer = rule
-	fleet := NewFleet()
-	fleet.Update(start, replicas(n))
+	fleet := NewFleet(Place{})
+	fleet.Update(start, replicas(n), policy.Scope{})
 	b := New(p, fleet, 1, 1)
 	b.Idle(start, 0, nil) // sees the fleet
 	return b, fleet.Set(start).Endpoints
@@ -62,8 +62,8 @@ func TestEveryRuleUsesTheOnlyReplica(t *testing.T) {
 func TestRoundRobinTakesTurns(t *testing.T) {
 	p := policy.Default()
 	p.Balancer = policy.BalancerRoundRobin
-	fleet := NewFleet()
-	fleet.Update(start, replicas(7))
+	fleet := NewFleet(Place{})
+	fleet.Update(start, replicas(7), policy.Scope{})
 	b := New(p, fleet, 3, 1)
 	es := fleet.Set(start).Endpoints
 	last := map[int]int{} // by shard
@@ -215,7 +215,7 @@ func TestPrequalUsesLoadReports(t *testing.T) {
 	b.Probed(start, 0, es[2], known(1, 20*time.Millisecond))
 	b.Probed(start, 0, es[3], known(1, 30*time.Millisecond))
 	picked := Picked{Endpoint: es[1], shard: b.shards[0], balancer: b}
-	picked.Reported(start, known(1, 90*time.Millisecond))
+	picked.Responded(start, new(known(1, 90*time.Millisecond)))
 	if got := pick(t, b, start).Endpoint; got != es[2] {
 		t.Errorf("got %v; want the one that is the fastest by now", got.ID)
 	}
@@ -250,10 +250,10 @@ func TestPrequalForgetsWhatItCannotConnectTo(t *testing.T) {
 func TestPrequalIgnoresStrangers(t *testing.T) {
 	b, es := balancerOf(policy.BalancerPrequal, 10)
 	gone := es[0]
-	b.fleet.Update(start, replicas(10)[1:])
+	b.fleet.Update(start, replicas(10)[1:], policy.Scope{})
 	pick(t, b, start) // sees the new fleet
 	b.Probed(start, 0, gone, known(0, time.Millisecond))
-	Picked{Endpoint: gone, shard: b.shards[0], balancer: b}.Reported(start, known(0, time.Millisecond))
+	Picked{Endpoint: gone, shard: b.shards[0], balancer: b}.Responded(start, new(known(0, time.Millisecond)))
 	if v := b.View(start); v.Pooled != 0 {
 		t.Errorf("got %d probes; want none of a replica that has left", v.Pooled)
 	}
@@ -303,8 +303,8 @@ func TestPrequalIdleProbes(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			p := policy.Default()
 			p.Prequal.ProbesPerRequest = tt.rate
-			fleet := NewFleet()
-			fleet.Update(start, replicas(10))
+			fleet := NewFleet(Place{})
+			fleet.Update(start, replicas(10), policy.Scope{})
 			b := New(p, fleet, 1, 1)
 			b.Idle(start, 0, nil)
 			idle := 0
@@ -327,7 +327,7 @@ func TestIdleProbesAreOffWhereNobodyProbes(t *testing.T) {
 		t.Errorf("round robin probes %v", got)
 	}
 	b, _ = balancerOf(policy.BalancerPrequal, 3)
-	b.fleet.Update(start, nil)
+	b.fleet.Update(start, nil, policy.Scope{})
 	if got := b.Idle(start.Add(time.Hour), 0, nil); got != nil {
 		t.Errorf("an empty fleet is probed: %v", got)
 	}
@@ -335,8 +335,8 @@ func TestIdleProbesAreOffWhereNobodyProbes(t *testing.T) {
 
 func TestViewShowsTheFreshestProbes(t *testing.T) {
 	p := policy.Default()
-	fleet := NewFleet()
-	fleet.Update(start, replicas(100))
+	fleet := NewFleet(Place{})
+	fleet.Update(start, replicas(100), policy.Scope{})
 	es := fleet.Set(start).Endpoints
 	b := New(p, fleet, 2, 1)
 	for shard := range 2 {

@@ -45,8 +45,8 @@ func newSim(p policy.Policy, agents, n int, replica func(s *sim, i int) *simRepl
 		s.replicas[r.ID()] = replica(s, i)
 	}
 	for i := range agents {
-		fleet := NewFleet()
-		fleet.Update(s.now, s.records)
+		fleet := NewFleet(Place{})
+		fleet.Update(s.now, s.records, policy.Scope{})
 		s.agents = append(s.agents, New(p, fleet, 1, uint64(i)))
 	}
 	return s
@@ -96,7 +96,7 @@ func (s *sim) request(b *Balancer) {
 }
 
 func (s *sim) answered(picked Picked, began time.Time, outcome load.Outcome, r load.Report) {
-	picked.Reported(s.now, r)
+	picked.Responded(s.now, &r)
 	if outcome == load.OK {
 		picked.Done(s.now, Succeeded)
 		s.took = append(s.took, s.now.Sub(began))
@@ -300,9 +300,9 @@ func TestNewReplicasAreNotFlooded(t *testing.T) {
 			}
 			return &simReplica{serve: s.about(50 * time.Millisecond)}
 		})
-		s.agents[0].fleet.Update(s.now, s.records[1:])
+		s.agents[0].fleet.Update(s.now, s.records[1:], policy.Scope{})
 		s.run(rate, 2*time.Second)
-		s.agents[0].fleet.Update(s.now, s.records)
+		s.agents[0].fleet.Update(s.now, s.records, policy.Scope{})
 		s.run(rate, 1900*time.Millisecond)
 		if r := s.replica(0); r.arrived != 1 {
 			t.Errorf("%v requests a second: the new replica got %d before its first answer; want 1", rate, r.arrived)

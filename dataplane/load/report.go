@@ -20,6 +20,12 @@ type Report struct {
 	RIF     int32         // requests in flight
 	Latency time.Duration // to expect at this RIF; only if Known
 	Known   bool          // whether a latency is known: none is never taken for a latency of 0
+
+	// What the replica achieves, smoothed. Only reports on responses tell it.
+
+	Rate        float64 // requests answered well, a second
+	ErrorRate   float64 // requests failed, a second
+	Utilization float64 // share of its capacity in use; more than 1 is possible; 0: not told
 }
 
 // Valid reports whether the values are within bounds.

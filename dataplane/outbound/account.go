@@ -60,7 +60,7 @@ func (s *service) observe(now time.Time) *meshv1.OutboundView {
 		PoolCapacity:   uint32(seen.PoolCapacity),
 	}
 	if seen.HasThreshold {
-		v.HotThreshold = &seen.Threshold
+		v.HotThreshold = new(int32(seen.Threshold))
 	}
 	s.fleet.Each(now, func(e *balancer.Endpoint, why balancer.Avoidance) {
 		v.Endpoints = append(v.Endpoints, endpointView(e, why, seen))

@@ -229,9 +229,7 @@ func (en *engine) try(r *http.Request, body io.ReadCloser, picked balancer.Picke
 		picked.Done(now, outcomeOf(failure.Reason))
 		return nil, failure
 	}
-	if report != nil {
-		picked.Reported(now, *report)
-	}
+	picked.Responded(now, report)
 	httpio.TrackBody(r.Context(), resp, func(end httpio.BodyEnd) { x.bodyEnded(picked, end) })
 	return resp, nil
 }

@@ -33,7 +33,7 @@ type inForce struct {
 }
 
 func newService(name registry.ServiceName, seed uint64, m *serviceMetrics) *service {
-	return &service{name: name, seed: seed, fleet: balancer.NewFleet(), metrics: m}
+	return &service{name: name, seed: seed, fleet: balancer.NewFleet(balancer.Place{}), metrics: m}
 }
 
 // update applies what the registry says of the service. A balancer, or a retry budget, whose part of the policy did not
@@ -43,7 +43,7 @@ func (s *service) update(now time.Time, record *registry.Service) {
 		return
 	}
 	s.record = record
-	s.fleet.Update(now, record.Endpoints)
+	s.fleet.Update(now, record.Endpoints, record.Policy.Scope)
 	next := &inForce{Policy: record.Policy, revision: record.PolicyRevision}
 	if old := s.policy.Load(); old != nil && old.RetryBudget == next.RetryBudget {
 		next.budget = old.budget

@@ -12,14 +12,14 @@ const historySize = 128
 // history estimates that distribution. It is kept apart from the pool: a quantile of the pool's own entries would always
 // leave one of them cold, and the rule for an all-hot pool could never apply.
 type history struct {
-	ring   [historySize]int32
-	sorted [historySize]int32
+	ring   [historySize]float64
+	sorted [historySize]float64
 	n      int
 	next   int
 }
 
 // add takes in one value, in place of the oldest once the history is full.
-func (h *history) add(rif int32) {
+func (h *history) add(rif float64) {
 	s := h.sorted[:h.n]
 	if h.n == historySize {
 		i, _ := slices.BinarySearch(s, h.ring[h.next])
@@ -35,7 +35,7 @@ func (h *history) add(rif int32) {
 }
 
 // quantile returns the smallest value that at least a share of q of the history does not exceed.
-func (h *history) quantile(q float64) (int32, bool) {
+func (h *history) quantile(q float64) (float64, bool) {
 	if h.n == 0 {
 		return 0, false
 	}

@@ -14,13 +14,13 @@ func TestHistoryQuantile(t *testing.T) {
 		q := rapid.Float64Range(0, 1).Draw(t, "q")
 		var h history
 		for _, v := range values {
-			h.add(v)
+			h.add(float64(v))
 		}
 		got, ok := h.quantile(q)
 		last := values[max(0, len(values)-historySize):]
 		want, wantOK := plainQuantile(last, q)
-		if got != want || ok != wantOK {
-			t.Fatalf("quantile %v of %v: got %d, %v; want %d, %v", q, last, got, ok, want, wantOK)
+		if got != float64(want) || ok != wantOK {
+			t.Fatalf("quantile %v of %v: got %v, %v; want %v, %v", q, last, got, ok, want, wantOK)
 		}
 	})
 }
@@ -43,9 +43,9 @@ func plainQuantile(values []int32, q float64) (smallest int32, ok bool) {
 func TestHistoryForgetsTheOldest(t *testing.T) {
 	var h history
 	for i := range int32(3 * historySize) {
-		h.add(1000 - i)
-		if got, _ := h.quantile(1); got != 1000-max(0, i+1-historySize) {
-			t.Fatalf("highest of the last %d values after %d: got %d", historySize, i+1, got)
+		h.add(float64(1000 - i))
+		if got, _ := h.quantile(1); got != float64(1000-max(0, i+1-historySize)) {
+			t.Fatalf("highest of the last %d values after %d: got %v", historySize, i+1, got)
 		}
 	}
 }
@@ -56,11 +56,11 @@ func TestHistoryQuantileOfKnownValues(t *testing.T) {
 		t.Error("an empty history has a quantile")
 	}
 	for rif := range int32(100) {
-		h.add(rif + 1)
+		h.add(float64(rif + 1))
 	}
-	for q, want := range map[float64]int32{0: 1, 0.001: 1, 0.5: 50, 0.84: 84, 0.841: 85, 0.999: 100, 1: 100} {
+	for q, want := range map[float64]float64{0: 1, 0.001: 1, 0.5: 50, 0.84: 84, 0.841: 85, 0.999: 100, 1: 100} {
 		if got, _ := h.quantile(q); got != want {
-			t.Errorf("quantile %v of 1 to 100: got %d; want %d", q, got, want)
+			t.Errorf("quantile %v of 1 to 100: got %v; want %v", q, got, want)
 		}
 	}
 }

@@ -34,6 +34,9 @@ type Pool[K comparable] struct {
 	cfg policy.Prequal
 	rng *rand.Rand
 
+	// weight says into how many equal parts the load of a replica is divided; nil: 1.
+	weight func(K) int32
+
 	epoch    time.Time
 	entries  []entry[K] // at most capacity
 	capacity int        // m, or less in a small fleet
@@ -49,17 +52,27 @@ type Pool[K comparable] struct {
 type entry[K comparable] struct {
 	key      K
 	rif      int32
+	weight   int32
 	uses     int32 // left
 	latency  int64
 	received int64 // since the pool's epoch: receipt time, as clocks of others may be skewed (§4, footnote 9)
 }
 
+// share is the RIF that the rule goes by.
+func (e *entry[K]) share() float64 { return float64(e.rif) / float64(e.weight) }
+
 // unknown stands for a latency that the replica could not tell.
 const unknown = -1
 
-// New returns an empty pool. Call Resize before anything else.
+// New returns an empty pool of replicas that can bear the same load. Call Resize before anything else.
 func New[K comparable](cfg policy.Prequal, now time.Time, rng *rand.Rand) *Pool[K] {
 	return &Pool[K]{cfg: cfg, rng: rng, epoch: now}
+}
+
+// NewWeighted returns an empty pool of replicas of which some can bear more: what the rule goes by is the RIF divided by
+// the weight.
+func NewWeighted[K comparable](cfg policy.Prequal, now time.Time, rng *rand.Rand, weight func(K) int32) *Pool[K] {
+	return &Pool[K]{cfg: cfg, rng: rng, epoch: now, weight: weight}
 }
 
 // Resize adapts the pool to a fleet of n replicas and drops the probes of replicas that keep does not want.
@@ -101,15 +114,16 @@ func reuseBudget(cfg policy.Prequal, m, n int) float64 {
 
 // Add takes in the answer to a probe. It replaces an earlier one of the same replica; a full pool gives up its oldest.
 func (p *Pool[K]) Add(now time.Time, key K, r load.Report) {
-	p.history.add(r.RIF)
+	e := p.entry(now, key, r)
+	p.history.add(e.share())
 	if i := p.find(key); i >= 0 {
-		p.entries[i] = p.entry(now, key, r)
+		p.entries[i] = e
 		return
 	}
 	if len(p.entries) >= p.capacity {
 		p.removeOldest()
 	}
-	p.entries = append(p.entries, p.entry(now, key, r))
+	p.entries = append(p.entries, e)
 }
 
 // Refresh takes in a load report that came with a response. Such reports come from the replicas that were chosen, not
@@ -136,8 +150,11 @@ func (p *Pool[K]) Forget(key K) {
 }
 
 func (p *Pool[K]) entry(now time.Time, key K, r load.Report) entry[K] {
-	e := entry[K]{key: key, rif: r.RIF, uses: int32(roundRandomly(p.reuse, p.rng)), latency: unknown,
+	e := entry[K]{key: key, rif: r.RIF, weight: 1, uses: int32(roundRandomly(p.reuse, p.rng)), latency: unknown,
 		received: int64(now.Sub(p.epoch))}
+	if p.weight != nil {
+		e.weight = p.weight(key)
+	}
 	if r.Known {
 		e.latency = int64(r.Latency)
 	}
@@ -190,9 +207,9 @@ func (p *Pool[K]) ProbesDue() int {
 	return int(n)
 }
 
-// Threshold returns θ: a replica with more requests in flight is hot. It returns false while nothing is known, and for
+// Threshold returns θ: a replica with more requests in flight (by its weight) is hot. It returns false while nothing is known, and for
 // the two ends of Q_RIF, where RIF or latency alone decides.
-func (p *Pool[K]) Threshold() (int32, bool) {
+func (p *Pool[K]) Threshold() (float64, bool) {
 	if p.cfg.QRIF <= 0 || p.cfg.QRIF >= 1 {
 		return 0, false
 	}
@@ -216,7 +233,7 @@ func (p *Pool[K]) Probes(now time.Time, yield func(Probe[K])) {
 			Key:    e.key,
 			Report: load.Report{RIF: e.rif, Latency: time.Duration(max(e.latency, 0)), Known: e.latency != unknown},
 			Age:    now.Sub(p.epoch) - time.Duration(e.received),
-			Hot:    e.rif > limit,
+			Hot:    e.share() > limit,
 		})
 	}
 }

@@ -7,7 +7,7 @@ import "math"
 // other. The lower rank is the better one.
 type rank struct {
 	hot           bool
-	first, second int64
+	first, second float64
 }
 
 func (r rank) less(o rank) bool {
@@ -22,21 +22,21 @@ func (r rank) less(o rank) bool {
 
 // judge ranks the entries of a pool as it was when the judge was made.
 type judge struct {
-	threshold int32 // a higher RIF is hot (§4: "exceeds")
-	fastest   int64 // lowest latency known, 0 if none is
+	threshold float64 // a higher RIF is hot (§4: "exceeds")
+	fastest   int64   // lowest latency known, 0 if none is
 }
 
 // The two ends of Q_RIF as thresholds (§5.3): at 0 RIF alone decides, at 1 latency alone.
 const (
 	allHot  = -1
-	noneHot = math.MaxInt32
+	noneHot = math.MaxFloat64
 )
 
 func (p *Pool[K]) judge() judge {
 	return judge{threshold: p.limit(), fastest: p.fastest()}
 }
 
-func (p *Pool[K]) limit() int32 {
+func (p *Pool[K]) limit() float64 {
 	if p.cfg.QRIF <= 0 {
 		return allHot
 	}
@@ -57,34 +57,34 @@ func (p *Pool[K]) fastest() int64 {
 	return max(fastest, 0)
 }
 
-func (j judge) rank(rif int32, latency int64) rank {
-	latency = j.assumed(rif, latency)
+func (j judge) rank(rif float64, latency int64) rank {
+	assumed := j.assumed(rif, latency)
 	if rif > j.threshold {
-		return rank{true, int64(rif), latency}
+		return rank{true, rif, assumed}
 	}
-	return rank{false, latency, int64(rif)}
+	return rank{false, assumed, rif}
 }
 
 // assumed is the latency to reckon with. A replica whose latency is unknown is tried by one request at a time: while it
 // has none in flight it counts as fast as the fastest, otherwise as slower than all others that are cold. So a new replica
 // is neither flooded nor starved, and still takes its part where the others are hot.
-func (j judge) assumed(rif int32, latency int64) int64 {
+func (j judge) assumed(rif float64, latency int64) float64 {
 	if latency != unknown {
-		return latency
+		return float64(latency)
 	}
 	if rif == 0 {
-		return j.fastest
+		return float64(j.fastest)
 	}
-	return math.MaxInt64
+	return math.MaxFloat64
 }
 
 // best returns the entry to use, at random among equals.
 func (p *Pool[K]) best() (int, Class) {
 	j := p.judge()
 	best, equals := 0, 1
-	bestRank := j.rank(p.entries[0].rif, p.entries[0].latency)
+	bestRank := j.rank(p.entries[0].share(), p.entries[0].latency)
 	for i := 1; i < len(p.entries); i++ {
-		r := j.rank(p.entries[i].rif, p.entries[i].latency)
+		r := j.rank(p.entries[i].share(), p.entries[i].latency)
 		switch {
 		case r.less(bestRank):
 			best, bestRank, equals = i, r, 1
@@ -105,9 +105,9 @@ func (p *Pool[K]) best() (int, Class) {
 func (p *Pool[K]) worst() int {
 	j := p.judge()
 	worst := 0
-	worstRank := j.rank(p.entries[0].rif, p.entries[0].latency)
+	worstRank := j.rank(p.entries[0].share(), p.entries[0].latency)
 	for i := 1; i < len(p.entries); i++ {
-		if r := j.rank(p.entries[i].rif, p.entries[i].latency); worstRank.less(r) {
+		if r := j.rank(p.entries[i].share(), p.entries[i].latency); worstRank.less(r) {
 			worst, worstRank = i, r
 		}
 	}

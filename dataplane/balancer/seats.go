@@ -1,0 +1,95 @@
+package balancer
+
+import (
+	"cmp"
+	"math/rand/v2"
+	"slices"
+)
+
+// seat is one equal part of a fleet's capacity: a replica of weight 3 has three seats where one of weight 1 has one. The
+// rules choose among seats and treat all alike. So every rule heeds weights, and none has to know of them.
+type seat struct {
+	*Endpoint
+	nth, of int32 // of the replica's seats
+}
+
+// less reports whether a's replica bears less for its weight than b's, by this agent's own requests in flight.
+func (a seat) less(b seat) bool { return a.RIF()*int(b.of) < b.RIF()*int(a.of) }
+
+// seatsOf returns the seats of endpoints, as few as their weights allow. Those of one replica are spread evenly.
+func seatsOf(endpoints []*Endpoint) []seat {
+	unit := int32(0)
+	for _, e := range endpoints {
+		unit = gcd(e.weight(), unit)
+	}
+	var seats []seat
+	for _, e := range endpoints {
+		of := e.weight() / unit
+		for nth := range of {
+			seats = append(seats, seat{e, nth, of})
+		}
+	}
+	slices.SortStableFunc(seats, func(a, b seat) int {
+		return cmp.Compare((2*a.nth+1)*b.of, (2*b.nth+1)*a.of) // (nth+½)/of
+	})
+	return seats
+}
+
+func gcd(a, b int32) int32 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// seatOf returns one of the seats of an endpoint that the set has.
+func (s *Set) seatOf(rng *rand.Rand, e *Endpoint) seat {
+	of := s.seatsOf[e]
+	if of <= 1 {
+		return seat{e, 0, 1}
+	}
+	return seat{e, rng.Int32N(of), of}
+}
+
+// anyone returns a replica chosen at random.
+func (s *Set) anyone(rng *rand.Rand) *Endpoint { return s.seats[rng.IntN(len(s.seats))].Endpoint }
+
+// pair returns two different seats chosen at random, the same one twice if there is no other.
+func (s *Set) pair(rng *rand.Rand) (a, b seat) {
+	n := len(s.seats)
+	if n == 1 {
+		return s.seats[0], s.seats[0]
+	}
+	i, j := rng.IntN(n), rng.IntN(n-1)
+	if j >= i {
+		j++
+	}
+	return s.seats[i], s.seats[j]
+}
+
+// mostSampled bounds a sample.
+const mostSampled = 32
+
+// sample appends the replicas of n different seats, mostSampled at most, chosen uniformly at random without replacement.
+func (s *Set) sample(rng *rand.Rand, n int, dst []*Endpoint) []*Endpoint {
+	total := len(s.seats)
+	n = min(n, total, mostSampled)
+	if n == total {
+		for _, seat := range s.seats {
+			dst = append(dst, seat.Endpoint)
+		}
+		return dst
+	}
+	// Floyd's algorithm: for each j, a random one of the first j+1, or j itself if that one is taken already.
+	var taken [mostSampled]int
+	for i := range n {
+		j := total - n + i
+		at := rng.IntN(j + 1)
+		if slices.Contains(taken[:i], at) {
+			at = j
+		}
+		taken[i] = at
+		dst = append(dst, s.seats[at].Endpoint)
+	}
+	return dst
+}
