@@ -33,10 +33,10 @@ type Config struct {
 
 	// Warmup is played first and not counted. 0: none.
 	Warmup time.Duration
-	// Duration is how long requests that count arrive after the warm-up. Those under way at the end are played to theirs.
-	// Required.
+	// Duration is how long requests that count arrive after the warm-up. Those under way at the end are played to
+	// theirs, for another Duration and a minute at most. Required.
 	Duration time.Duration
-	// SampleEvery is how often RIF and CPU use are sampled. 0: every 10 ms.
+	// SampleEvery is how often RIF and CPU use are sampled. 0: every 100 ms.
 	SampleEvery time.Duration
 	// Bucket is the width of the buckets of Result.Series. 0: 1 s.
 	Bucket time.Duration
@@ -232,6 +232,3 @@ type Fault struct {
 	Share   float64       // of Fail. 0: 1, all requests
 	Latency time.Duration // of Fail
 }
-
-// Validate reports all that is wrong.
-func (c Config) Validate() error { return nil }

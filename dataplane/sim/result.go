@@ -30,10 +30,13 @@ type Errors struct {
 	Refused     int // the replica's queue was full
 	Unconnected int // the replica's node could not be connected to
 	Unplaced    int // there was no replica to choose
+	Unended     int // no answer by the time the simulation gave up waiting
 }
 
 // Total returns the number of errors.
-func (e Errors) Total() int { return e.Timeout + e.Failed + e.Refused + e.Unconnected + e.Unplaced }
+func (e Errors) Total() int {
+	return e.Timeout + e.Failed + e.Refused + e.Unconnected + e.Unplaced + e.Unended
+}
 
 // Latency is quantiles and the mean of latencies. A request that timed out counts with the time it took to do so.
 type Latency struct{ P50, P90, P99, P999, Max, Mean time.Duration }
@@ -54,10 +57,10 @@ type GroupResult struct {
 // Bucket is what happened in one span of time.
 type Bucket struct {
 	Start    time.Duration
-	Requests int // that ended in it
-	Errors   int
+	Arrivals int // of new requests
+	Requests int // that ended
+	Errors   int // of those that ended
 	P50, P99 time.Duration
-	Rate     float64 // of arrivals a second
 	Retries  int
-	Picks    []int // by group
+	Picks    []int // tries placed, by group
 }

@@ -1,0 +1,112 @@
+package sim
+
+import "github.com/headroom-mesh/headroom/dataplane/load"
+
+// startFault lets a fault begin.
+func (s *simulation) startFault(id int32) {
+	f := s.cfg.Faults[id]
+	s.apply(f, 1)
+	if f.Lasts > 0 && f.Kind != Join && f.Kind != Restart {
+		s.put(int64(f.Lasts), faultEnds, id)
+	}
+}
+
+func (s *simulation) endFault(id int32) { s.apply(s.cfg.Faults[id], -1) }
+
+// apply adds a fault to those in force, or takes it away again.
+func (s *simulation) apply(f Fault, by int) {
+	if f.Kind == Restart {
+		for i := f.First; i < min(f.until(len(s.agents)), len(s.agents)); i++ {
+			s.startAgent(i)
+		}
+		return
+	}
+	for g := range s.cfg.Replicas {
+		if f.Group != "" && f.Group != s.cfg.Replicas[g].Name {
+			continue
+		}
+		group := s.replicas[s.groups[g]:s.groups[g+1]]
+		for i := f.First; i < min(f.until(len(group)), len(group)); i++ {
+			r := &group[i]
+			r.advance(s.now)
+			s.applyTo(r, f, by)
+			s.settle(r)
+		}
+	}
+	switch f.Kind {
+	case Unhealthy, Drain, Leave, Join:
+		s.tellFleets()
+	}
+}
+
+// until returns the end of what is affected of n.
+func (f Fault) until(n int) int {
+	if f.Count == 0 {
+		return n
+	}
+	return f.First + f.Count
+}
+
+func (s *simulation) applyTo(r *replica, f Fault, by int) {
+	switch f.Kind {
+	case Stall:
+		r.stalled += by
+	case Freeze:
+		r.frozen += by
+		if r.frozen == 0 {
+			s.answerHeld(r)
+		}
+	case Slow:
+		if by > 0 {
+			r.slow *= f.Factor
+		} else {
+			r.slow /= f.Factor
+		}
+	case Fail:
+		r.failShare, r.failAfter = 0, int64(f.Latency)
+		if by > 0 {
+			r.failShare = f.Share
+		}
+	case Crash:
+		r.crashed += by
+		if by > 0 {
+			s.loseAll(r)
+		}
+	case Unhealthy:
+		r.unhealthy += by
+	case Drain:
+		r.draining += by
+	case Leave:
+		r.registered = by < 0
+	case Join:
+		r.registered = true
+	}
+}
+
+// answerHeld answers the probes that came while the node stood still.
+func (s *simulation) answerHeld(r *replica) {
+	held := r.held
+	r.held = nil
+	for _, id := range held {
+		s.probing(id)
+	}
+}
+
+// loseAll ends all that a node was at; callers see their connections break. It comes back knowing nothing.
+func (s *simulation) loseAll(r *replica) {
+	for len(r.jobs) > 0 {
+		if t := r.remove(len(r.jobs) - 1).try; t != nil {
+			s.answer(t, failed)
+		}
+	}
+	for r.line.length() > 0 {
+		if t := s.first(&r.line); t != nil {
+			s.answer(t, failed)
+		}
+	}
+	for _, id := range r.held {
+		s.loseProbe(id)
+	}
+	r.held = nil
+	r.tracker = new(load.Tracker)
+}
