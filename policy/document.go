@@ -83,17 +83,29 @@ func Effective(doc *meshv1.ServicePolicy) *meshv1.ServicePolicy {
 }
 
 func read(spec *meshv1.ServicePolicySpec, problems *document.Problems) Policy {
+	if spec == nil {
+		spec = new(meshv1.ServicePolicySpec)
+	}
 	d := Default()
 	p := Policy{
 		Balancer:    readBalancer(spec.GetBalancer(), d.Balancer, problems),
 		Prequal:     readPrequal(spec.GetPrequal(), d.Prequal, problems),
+		PrequalSync: readPrequalSync(spec.GetPrequalSync(), d.PrequalSync, problems),
+		WRR:         readWRR(spec.GetWeightedRoundRobin(), d.WRR, problems),
+		YARP:        readYARP(spec.GetYarp(), d.YARP, problems),
+		Linear:      readLinear(spec.GetLinear(), d.Linear, problems),
+		C3:          readC3(spec.GetC3(), d.C3, problems),
+		PeakEWMA:    readPeakEWMA(spec.GetPeakEwma(), d.PeakEWMA, problems),
+		Hash:        readHash(spec.GetConsistentHash(), d.Hash, problems),
+		LateBinding: readLateBinding(spec.GetLateBinding(), d.LateBinding, problems),
+		Slots:       problems.Count("spec.slots", spec.Slots, d.Slots, 1, 10_000),
+		Scope:       readScope(spec.GetScope(), d.Scope, problems),
 		Timeout:     problems.Duration("spec.timeout", spec.GetTimeout(), d.Timeout, document.Span{Min: time.Millisecond, Max: 24 * time.Hour, Off: true}),
 		RetryBudget: readRetryBudget(spec.GetRetryBudget(), d.RetryBudget, problems),
-		Hash:        readHash(spec.GetConsistentHash(), d.Hash, problems),
 	}
-	if p.Balancer == BalancerRingHash && spec.GetConsistentHash().GetKey() == nil {
+	if p.Balancer.NeedsKey() && spec.GetConsistentHash().GetKey() == nil {
 		problems.Add("spec.consistentHash.key",
-			"required by balancer ring_hash: set one of header, cookie, path and source")
+			"required by balancer %s: set one of header, cookie, path and source", p.Balancer)
 	}
 	return p
 }
@@ -101,9 +113,17 @@ func read(spec *meshv1.ServicePolicySpec, problems *document.Problems) Policy {
 // Balancers returns all balancing rules.
 func Balancers() []Balancer {
 	return []Balancer{
-		BalancerPrequal, BalancerRoundRobin, BalancerRandom, BalancerLeastLoaded, BalancerP2C, BalancerRingHash,
+		BalancerPrequal, BalancerPrequalSync,
+		BalancerRandom, BalancerRoundRobin, BalancerWeightedRoundRobin,
+		BalancerLeastLoaded, BalancerP2C, BalancerYARP,
+		BalancerLinear, BalancerC3, BalancerPeakEWMA,
+		BalancerRingHash, BalancerMaglev,
+		BalancerLateBinding, BalancerJoinIdleQueue,
 	}
 }
+
+// NeedsKey reports whether the rule can't do without a hash key.
+func (b Balancer) NeedsKey() bool { return b == BalancerRingHash || b == BalancerMaglev }
 
 func readBalancer(name string, otherwise Balancer, problems *document.Problems) Balancer {
 	if name == "" {
@@ -112,13 +132,14 @@ func readBalancer(name string, otherwise Balancer, problems *document.Problems) 
 	if b := Balancer(name); slices.Contains(Balancers(), b) {
 		return b
 	}
-	problems.Add("spec.balancer", "want %s, got %q", oneOf(Balancers()), name)
+	problems.Add("spec.balancer", "want %s, got %q", BalancerNames(), name)
 	return otherwise
 }
 
-func oneOf(balancers []Balancer) string {
+// BalancerNames lists all balancing rules, as a message to users does.
+func BalancerNames() string {
 	var names []string
-	for _, b := range balancers {
+	for _, b := range Balancers() {
 		names = append(names, string(b))
 	}
 	last := len(names) - 1
@@ -146,15 +167,75 @@ func readPrequal(s *meshv1.PrequalSpec, d Prequal, problems *document.Problems) 
 	}
 }
 
-func readRetryBudget(s *meshv1.RetryBudget, d RetryBudget, problems *document.Problems) RetryBudget {
+func readPrequalSync(s *meshv1.PrequalSyncSpec, d PrequalSync, problems *document.Problems) PrequalSync {
 	if s == nil {
 		return d
 	}
-	const at = "spec.retryBudget."
-	return RetryBudget{
-		Ratio:        problems.Number(at+"ratio", s.Ratio, d.Ratio, document.Range{Max: 1}),
-		MinPerSecond: problems.Number(at+"minPerSecond", s.MinPerSecond, d.MinPerSecond, document.Range{Max: 1000}),
-		Window:       problems.Duration(at+"window", s.Window, d.Window, document.Span{Min: time.Second, Max: time.Minute}),
+	const at = "spec.prequalSync."
+	return PrequalSync{
+		Probes:   problems.Count(at+"probes", s.Probes, d.Probes, 2, 16),
+		HitScale: problems.Number(at+"hitScale", s.HitScale, d.HitScale, document.Range{Max: 1}),
+		Keys:     problems.Count(at+"keys", s.Keys, d.Keys, 1, 1<<20),
+	}
+}
+
+func readWRR(s *meshv1.WeightedRoundRobinSpec, d WeightedRoundRobin, problems *document.Problems) WeightedRoundRobin {
+	if s == nil {
+		return d
+	}
+	const at = "spec.weightedRoundRobin."
+	blackout := document.Span{Min: 10 * time.Millisecond, Max: 10 * time.Minute, Off: true}
+	expiry := document.Span{Min: time.Second, Max: 24 * time.Hour}
+	update := document.Span{Min: 100 * time.Millisecond, Max: time.Minute}
+	return WeightedRoundRobin{
+		Blackout:       problems.Duration(at+"blackout", s.Blackout, d.Blackout, blackout),
+		Expiry:         problems.Duration(at+"expiry", s.Expiry, d.Expiry, expiry),
+		UpdateInterval: problems.Duration(at+"updateInterval", s.UpdateInterval, d.UpdateInterval, update),
+		ErrorPenalty:   problems.Number(at+"errorPenalty", s.ErrorPenalty, d.ErrorPenalty, document.Range{Max: 1000}),
+	}
+}
+
+func readYARP(s *meshv1.YARPSpec, d YARP, problems *document.Problems) YARP {
+	if s == nil {
+		return d
+	}
+	poll := document.Span{Min: 10 * time.Millisecond, Max: time.Minute}
+	return YARP{PollInterval: problems.Duration("spec.yarp.pollInterval", s.PollInterval, d.PollInterval, poll)}
+}
+
+func readLinear(s *meshv1.LinearSpec, d Linear, problems *document.Problems) Linear {
+	if s == nil {
+		return d
+	}
+	alpha := document.Span{Min: time.Microsecond, Max: time.Minute}
+	return Linear{
+		RIFWeight: problems.Number("spec.linear.rifWeight", s.RifWeight, d.RIFWeight, document.Range{Max: 1}),
+		Alpha:     problems.Duration("spec.linear.alpha", s.Alpha, d.Alpha, alpha),
+	}
+}
+
+func readC3(s *meshv1.C3Spec, d C3, problems *document.Problems) C3 {
+	if s == nil {
+		return d
+	}
+	return C3{
+		Smoothing: problems.Number("spec.c3.smoothing", s.Smoothing, d.Smoothing, document.Range{Max: 0.999}),
+		Clients:   problems.Count("spec.c3.clients", s.Clients, d.Clients, 0, 100_000),
+	}
+}
+
+func readPeakEWMA(s *meshv1.PeakEWMASpec, d PeakEWMA, problems *document.Problems) PeakEWMA {
+	if s == nil {
+		return d
+	}
+	const at = "spec.peakEWMA."
+	decay := document.Span{Min: 10 * time.Millisecond, Max: 10 * time.Minute}
+	latency := document.Span{Min: time.Microsecond, Max: time.Minute}
+	penalty := document.Span{Min: time.Millisecond, Max: 5 * time.Minute, Off: true}
+	return PeakEWMA{
+		Decay:          problems.Duration(at+"decay", s.Decay, d.Decay, decay),
+		DefaultLatency: problems.Duration(at+"defaultLatency", s.DefaultLatency, d.DefaultLatency, latency),
+		FailurePenalty: problems.Duration(at+"failurePenalty", s.FailurePenalty, d.FailurePenalty, penalty),
 	}
 }
 
@@ -162,7 +243,7 @@ func readHash(s *meshv1.ConsistentHash, d Hash, problems *document.Problems) Has
 	if s == nil {
 		return d
 	}
-	factor := document.Range{Min: 1, Max: 100, Above: true}
+	factor := document.Range{Min: 1, Max: 100, Above: true, Off: true}
 	return Hash{
 		Key:        readKey(s.GetKey(), problems),
 		LoadFactor: problems.Number("spec.consistentHash.loadFactor", s.LoadFactor, d.LoadFactor, factor),
@@ -202,6 +283,40 @@ func readKey(k *meshv1.HashKey, problems *document.Problems) HashKey {
 // token is what HTTP allows in the name of a header or a cookie.
 var token = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}$")
 
+func readLateBinding(s *meshv1.LateBindingSpec, d LateBinding, problems *document.Problems) LateBinding {
+	if s == nil {
+		return d
+	}
+	return LateBinding{Reservations: problems.Count("spec.lateBinding.reservations", s.Reservations, d.Reservations, 1, 16)}
+}
+
+func readScope(s *meshv1.ScopeSpec, d Scope, problems *document.Problems) Scope {
+	if s == nil {
+		return d
+	}
+	scope := Scope{Subset: problems.Count("spec.scope.subset", s.Subset, d.Subset, 0, 10_000), Zone: d.Zone}
+	switch zone := Zone(s.Zone); zone {
+	case "":
+	case ZoneAny, ZonePrefer:
+		scope.Zone = zone
+	default:
+		problems.Add("spec.scope.zone", "want any or prefer, got %q", s.Zone)
+	}
+	return scope
+}
+
+func readRetryBudget(s *meshv1.RetryBudget, d RetryBudget, problems *document.Problems) RetryBudget {
+	if s == nil {
+		return d
+	}
+	const at = "spec.retryBudget."
+	return RetryBudget{
+		Ratio:        problems.Number(at+"ratio", s.Ratio, d.Ratio, document.Range{Max: 1}),
+		MinPerSecond: problems.Number(at+"minPerSecond", s.MinPerSecond, d.MinPerSecond, document.Range{Max: 1000}),
+		Window:       problems.Duration(at+"window", s.Window, d.Window, document.Span{Min: time.Second, Max: time.Minute}),
+	}
+}
+
 // spec writes p as a document does.
 func (p Policy) spec() *meshv1.ServicePolicySpec {
 	return &meshv1.ServicePolicySpec{
@@ -216,15 +331,46 @@ func (p Policy) spec() *meshv1.ServicePolicySpec {
 			QRif:               new(p.Prequal.QRIF),
 			IdleProbeInterval:  document.FormatDuration(p.Prequal.IdleProbeInterval),
 		},
+		PrequalSync: &meshv1.PrequalSyncSpec{
+			Probes:   new(uint32(p.PrequalSync.Probes)),
+			HitScale: new(p.PrequalSync.HitScale),
+			Keys:     new(uint32(p.PrequalSync.Keys)),
+		},
+		WeightedRoundRobin: &meshv1.WeightedRoundRobinSpec{
+			Blackout:       document.FormatDuration(p.WRR.Blackout),
+			Expiry:         document.FormatDuration(p.WRR.Expiry),
+			UpdateInterval: document.FormatDuration(p.WRR.UpdateInterval),
+			ErrorPenalty:   new(p.WRR.ErrorPenalty),
+		},
+		Yarp: &meshv1.YARPSpec{PollInterval: document.FormatDuration(p.YARP.PollInterval)},
+		Linear: &meshv1.LinearSpec{
+			RifWeight: new(p.Linear.RIFWeight),
+			Alpha:     document.FormatDuration(p.Linear.Alpha),
+		},
+		C3: &meshv1.C3Spec{
+			Smoothing: new(p.C3.Smoothing),
+			Clients:   new(uint32(p.C3.Clients)),
+		},
+		PeakEwma: &meshv1.PeakEWMASpec{
+			Decay:          document.FormatDuration(p.PeakEWMA.Decay),
+			DefaultLatency: document.FormatDuration(p.PeakEWMA.DefaultLatency),
+			FailurePenalty: document.FormatDuration(p.PeakEWMA.FailurePenalty),
+		},
+		ConsistentHash: &meshv1.ConsistentHash{
+			Key:        p.Hash.Key.proto(),
+			LoadFactor: new(p.Hash.LoadFactor),
+		},
+		LateBinding: &meshv1.LateBindingSpec{Reservations: new(uint32(p.LateBinding.Reservations))},
+		Slots:       new(uint32(p.Slots)),
+		Scope: &meshv1.ScopeSpec{
+			Subset: new(uint32(p.Scope.Subset)),
+			Zone:   string(p.Scope.Zone),
+		},
 		Timeout: document.FormatDuration(p.Timeout),
 		RetryBudget: &meshv1.RetryBudget{
 			Ratio:        new(p.RetryBudget.Ratio),
 			MinPerSecond: new(p.RetryBudget.MinPerSecond),
 			Window:       document.FormatDuration(p.RetryBudget.Window),
-		},
-		ConsistentHash: &meshv1.ConsistentHash{
-			Key:        p.Hash.Key.proto(),
-			LoadFactor: new(p.Hash.LoadFactor),
 		},
 	}
 }

@@ -95,6 +95,9 @@ func valid() *rapid.Generator[*meshv1.ServicePolicy] {
 		number := func(least, most float64, name string) *float64 {
 			return optional(rapid.Float64Range(least, most)).Draw(t, name)
 		}
+		count := func(least, most uint32, name string) *uint32 {
+			return optional(rapid.Uint32Range(least, most)).Draw(t, name)
+		}
 		key := rapid.SampledFrom([]*meshv1.HashKey{
 			{Header: "X-User"}, {Cookie: "session"}, {Path: true}, {Source: true},
 		}).Draw(t, "key")
@@ -120,7 +123,35 @@ func valid() *rapid.Generator[*meshv1.ServicePolicy] {
 					MinPerSecond: number(0, 1000, "min"),
 					Window:       duration(time.Second, time.Minute).Draw(t, "window"),
 				},
-				ConsistentHash: &meshv1.ConsistentHash{Key: key, LoadFactor: number(1.0000001, 100, "load factor")},
+				ConsistentHash: &meshv1.ConsistentHash{
+					Key:        key,
+					LoadFactor: optional(rapid.OneOf(rapid.Just(0.0), rapid.Float64Range(1.0000001, 100))).Draw(t, "load factor"),
+				},
+				PrequalSync: &meshv1.PrequalSyncSpec{
+					Probes:   count(2, 16, "sync probes"),
+					HitScale: number(0, 1, "hit scale"),
+					Keys:     count(1, 1<<20, "keys"),
+				},
+				WeightedRoundRobin: &meshv1.WeightedRoundRobinSpec{
+					Blackout:       duration(10*time.Millisecond, 10*time.Minute).Draw(t, "blackout"),
+					Expiry:         duration(time.Second, 24*time.Hour).Draw(t, "expiry"),
+					UpdateInterval: duration(100*time.Millisecond, time.Minute).Draw(t, "update interval"),
+					ErrorPenalty:   number(0, 1000, "error penalty"),
+				},
+				Yarp:   &meshv1.YARPSpec{PollInterval: duration(10*time.Millisecond, time.Minute).Draw(t, "poll interval")},
+				Linear: &meshv1.LinearSpec{RifWeight: number(0, 1, "λ"), Alpha: duration(time.Microsecond, time.Minute).Draw(t, "α")},
+				C3:     &meshv1.C3Spec{Smoothing: number(0, 0.999, "smoothing"), Clients: count(0, 100_000, "clients")},
+				PeakEwma: &meshv1.PeakEWMASpec{
+					Decay:          duration(10*time.Millisecond, 10*time.Minute).Draw(t, "decay"),
+					DefaultLatency: duration(time.Microsecond, time.Minute).Draw(t, "default latency"),
+					FailurePenalty: duration(time.Millisecond, 5*time.Minute).Draw(t, "failure penalty"),
+				},
+				LateBinding: &meshv1.LateBindingSpec{Reservations: count(1, 16, "reservations")},
+				Slots:       count(1, 10_000, "slots"),
+				Scope: &meshv1.ScopeSpec{
+					Subset: count(0, 10_000, "subset"),
+					Zone:   rapid.SampledFrom([]string{"", string(policy.ZoneAny), string(policy.ZonePrefer)}).Draw(t, "zone"),
+				},
 			},
 		}
 	})

@@ -126,7 +126,7 @@ func impossible(settings []*setting, service string) error {
 			return misused("--%s: %v", s.name, err)
 		}
 	}
-	if doc.Spec.Balancer == string(policy.BalancerRingHash) && doc.Spec.GetConsistentHash().GetKey() == nil {
+	if policy.Balancer(doc.Spec.Balancer).NeedsKey() && doc.Spec.GetConsistentHash().GetKey() == nil {
 		doc.Spec.Balancer = "" // the key that it needs may be stored
 	}
 	if err := policy.Validate(doc); err != nil {

@@ -70,17 +70,22 @@ func isRevision(s string) bool {
 type Range struct {
 	Min, Max float64
 	Above    bool // Min itself is out of range
+	Off      bool // 0 is allowed too
 }
 
 func (r Range) contains(x float64) bool {
-	return x <= r.Max && (x > r.Min || x == r.Min && !r.Above)
+	return x == 0 && r.Off || x <= r.Max && (x > r.Min || x == r.Min && !r.Above)
 }
 
 func (r Range) String() string {
+	text := fmt.Sprintf("from %v to %v", r.Min, r.Max)
 	if r.Above {
-		return fmt.Sprintf("above %v, to %v", r.Min, r.Max)
+		text = fmt.Sprintf("above %v, to %v", r.Min, r.Max)
 	}
-	return fmt.Sprintf("from %v to %v", r.Min, r.Max)
+	if r.Off {
+		text += ", or 0"
+	}
+	return text
 }
 
 // Number returns what x points to, or otherwise if that is nothing or out of range.

@@ -152,20 +152,41 @@ func (x *ServicePolicy) GetSpec() *ServicePolicySpec {
 // ServicePolicySpec is the policy itself. Every field may be left out; then its default holds.
 type ServicePolicySpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The rule that picks a replica for each request: prequal, round_robin, random, least_loaded, p2c or ring_hash.
+	// The rule that picks a replica for each request: prequal, prequal_sync, random, round_robin, weighted_round_robin,
+	// least_loaded, p2c, yarp_p2c, linear, c3, peak_ewma, ring_hash, maglev, late_binding or join_idle_queue.
 	// Default prequal.
 	Balancer string `protobuf:"bytes,1,opt,name=balancer,proto3" json:"balancer,omitempty"`
-	// Parameters of the prequal balancer; kept, but without effect, under another one.
+	// Parameters of the prequal balancer. The groups of parameters of balancers other than the one in force are kept, and
+	// have no effect.
 	Prequal *PrequalSpec `protobuf:"bytes,2,opt,name=prequal,proto3" json:"prequal,omitempty"`
+	// Parameters of the prequal_sync balancer, apart from those that it shares with prequal: probeTimeout and qRIF.
+	PrequalSync *PrequalSyncSpec `protobuf:"bytes,6,opt,name=prequal_sync,json=prequalSync,proto3" json:"prequal_sync,omitempty"`
+	// Parameters of the weighted_round_robin balancer.
+	WeightedRoundRobin *WeightedRoundRobinSpec `protobuf:"bytes,7,opt,name=weighted_round_robin,json=weightedRoundRobin,proto3" json:"weighted_round_robin,omitempty"`
+	// Parameters of the yarp_p2c balancer.
+	Yarp *YARPSpec `protobuf:"bytes,8,opt,name=yarp,proto3" json:"yarp,omitempty"`
+	// Parameters of the linear balancer, apart from those of its pool of probes, which are prequal's.
+	Linear *LinearSpec `protobuf:"bytes,9,opt,name=linear,proto3" json:"linear,omitempty"`
+	// Parameters of the c3 balancer, apart from those of its pool of probes, which are prequal's.
+	C3 *C3Spec `protobuf:"bytes,10,opt,name=c3,proto3" json:"c3,omitempty"`
+	// Parameters of the peak_ewma balancer.
+	PeakEwma *PeakEWMASpec `protobuf:"bytes,11,opt,name=peak_ewma,json=peakEWMA,proto3" json:"peak_ewma,omitempty"`
+	// The key by which requests stay on their replicas, and how strictly: for ring_hash, maglev and prequal_sync.
+	ConsistentHash *ConsistentHash `protobuf:"bytes,5,opt,name=consistent_hash,json=consistentHash,proto3" json:"consistent_hash,omitempty"`
+	// Parameters of the late_binding balancer.
+	LateBinding *LateBindingSpec `protobuf:"bytes,12,opt,name=late_binding,json=lateBinding,proto3" json:"late_binding,omitempty"`
+	// Requests that a replica of weight 1 serves at once, for late_binding and join_idle_queue: 1 to 10000. Replicas of
+	// weight w serve w times as many. Default 1.
+	Slots *uint32 `protobuf:"varint,13,opt,name=slots,proto3,oneof" json:"slots,omitempty"`
+	// Which of the replicas each agent uses, whatever the balancer.
+	Scope *ScopeSpec `protobuf:"bytes,14,opt,name=scope,proto3" json:"scope,omitempty"`
 	// Time allowed for a whole request, from its arrival to the last byte of the response, retries included:
 	// 1ms to 24h, or "0s", which means no limit. Default 0s.
 	Timeout string `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// How many retries are allowed. Only requests that never reached a replica are retried.
-	RetryBudget *RetryBudget `protobuf:"bytes,4,opt,name=retry_budget,json=retryBudget,proto3" json:"retry_budget,omitempty"`
-	// Parameters of the ring_hash balancer; kept, but without effect, under another one.
-	ConsistentHash *ConsistentHash `protobuf:"bytes,5,opt,name=consistent_hash,json=consistentHash,proto3" json:"consistent_hash,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	RetryBudget   *RetryBudget `protobuf:"bytes,4,opt,name=retry_budget,json=retryBudget,proto3" json:"retry_budget,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ServicePolicySpec) Reset() {
@@ -212,6 +233,76 @@ func (x *ServicePolicySpec) GetPrequal() *PrequalSpec {
 	return nil
 }
 
+func (x *ServicePolicySpec) GetPrequalSync() *PrequalSyncSpec {
+	if x != nil {
+		return x.PrequalSync
+	}
+	return nil
+}
+
+func (x *ServicePolicySpec) GetWeightedRoundRobin() *WeightedRoundRobinSpec {
+	if x != nil {
+		return x.WeightedRoundRobin
+	}
+	return nil
+}
+
+func (x *ServicePolicySpec) GetYarp() *YARPSpec {
+	if x != nil {
+		return x.Yarp
+	}
+	return nil
+}
+
+func (x *ServicePolicySpec) GetLinear() *LinearSpec {
+	if x != nil {
+		return x.Linear
+	}
+	return nil
+}
+
+func (x *ServicePolicySpec) GetC3() *C3Spec {
+	if x != nil {
+		return x.C3
+	}
+	return nil
+}
+
+func (x *ServicePolicySpec) GetPeakEwma() *PeakEWMASpec {
+	if x != nil {
+		return x.PeakEwma
+	}
+	return nil
+}
+
+func (x *ServicePolicySpec) GetConsistentHash() *ConsistentHash {
+	if x != nil {
+		return x.ConsistentHash
+	}
+	return nil
+}
+
+func (x *ServicePolicySpec) GetLateBinding() *LateBindingSpec {
+	if x != nil {
+		return x.LateBinding
+	}
+	return nil
+}
+
+func (x *ServicePolicySpec) GetSlots() uint32 {
+	if x != nil && x.Slots != nil {
+		return *x.Slots
+	}
+	return 0
+}
+
+func (x *ServicePolicySpec) GetScope() *ScopeSpec {
+	if x != nil {
+		return x.Scope
+	}
+	return nil
+}
+
 func (x *ServicePolicySpec) GetTimeout() string {
 	if x != nil {
 		return x.Timeout
@@ -222,13 +313,6 @@ func (x *ServicePolicySpec) GetTimeout() string {
 func (x *ServicePolicySpec) GetRetryBudget() *RetryBudget {
 	if x != nil {
 		return x.RetryBudget
-	}
-	return nil
-}
-
-func (x *ServicePolicySpec) GetConsistentHash() *ConsistentHash {
-	if x != nil {
-		return x.ConsistentHash
 	}
 	return nil
 }
@@ -347,6 +431,477 @@ func (x *PrequalSpec) GetIdleProbeInterval() string {
 	return ""
 }
 
+// PrequalSyncSpec holds the parameters of synchronous Prequal (§4 of the paper): replicas are probed about each request,
+// and it waits for their answers.
+type PrequalSyncSpec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Replicas that are asked about each request: 2 to 16. Answers from all but one of them are enough. Default 3 (§4: at
+	// least 2, typically 3 to 5).
+	Probes *uint32 `protobuf:"varint,1,opt,name=probes,proto3,oneof" json:"probes,omitempty"`
+	// By which a replica scales the load in its answer if it served the request's key lately: 0 to 1; 1 makes keys count
+	// for nothing. Default 0.1 (§4, "e.g. by 10x").
+	HitScale *float64 `protobuf:"fixed64,2,opt,name=hit_scale,json=hitScale,proto3,oneof" json:"hit_scale,omitempty"`
+	// Keys that a replica remembers, the latest ones: 1 to 1048576. Default 1024.
+	Keys          *uint32 `protobuf:"varint,3,opt,name=keys,proto3,oneof" json:"keys,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrequalSyncSpec) Reset() {
+	*x = PrequalSyncSpec{}
+	mi := &file_mesh_v1_policy_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrequalSyncSpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrequalSyncSpec) ProtoMessage() {}
+
+func (x *PrequalSyncSpec) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_policy_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrequalSyncSpec.ProtoReflect.Descriptor instead.
+func (*PrequalSyncSpec) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *PrequalSyncSpec) GetProbes() uint32 {
+	if x != nil && x.Probes != nil {
+		return *x.Probes
+	}
+	return 0
+}
+
+func (x *PrequalSyncSpec) GetHitScale() float64 {
+	if x != nil && x.HitScale != nil {
+		return *x.HitScale
+	}
+	return 0
+}
+
+func (x *PrequalSyncSpec) GetKeys() uint32 {
+	if x != nil && x.Keys != nil {
+		return *x.Keys
+	}
+	return 0
+}
+
+// WeightedRoundRobinSpec holds the parameters of weighted round robin: a replica's weight is the rate of requests that it
+// answers, divided by its utilization and what its errors add to that (gRPC proposal A58). With a blackout of 0s and an
+// error penalty of 0 it is the rule that the Prequal paper compares with (§2).
+type WeightedRoundRobinSpec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long a replica must have reported its load before its weight counts: "0s", or 10ms to 10m. Until then, it gets
+	// the mean of the others. Default 10s (A58).
+	Blackout string `protobuf:"bytes,1,opt,name=blackout,proto3" json:"blackout,omitempty"`
+	// Time after the last report at which a weight no longer counts: 1s to 24h. Default 3m (A58).
+	Expiry string `protobuf:"bytes,2,opt,name=expiry,proto3" json:"expiry,omitempty"`
+	// Time between two computations of the weights: 100ms to 1m. Default 1s (A58).
+	UpdateInterval string `protobuf:"bytes,3,opt,name=update_interval,json=updateInterval,proto3" json:"update_interval,omitempty"`
+	// What a share of errors adds to the utilization: 0 to 1000. Default 1 (A58).
+	ErrorPenalty  *float64 `protobuf:"fixed64,4,opt,name=error_penalty,json=errorPenalty,proto3,oneof" json:"error_penalty,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WeightedRoundRobinSpec) Reset() {
+	*x = WeightedRoundRobinSpec{}
+	mi := &file_mesh_v1_policy_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WeightedRoundRobinSpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WeightedRoundRobinSpec) ProtoMessage() {}
+
+func (x *WeightedRoundRobinSpec) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_policy_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WeightedRoundRobinSpec.ProtoReflect.Descriptor instead.
+func (*WeightedRoundRobinSpec) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *WeightedRoundRobinSpec) GetBlackout() string {
+	if x != nil {
+		return x.Blackout
+	}
+	return ""
+}
+
+func (x *WeightedRoundRobinSpec) GetExpiry() string {
+	if x != nil {
+		return x.Expiry
+	}
+	return ""
+}
+
+func (x *WeightedRoundRobinSpec) GetUpdateInterval() string {
+	if x != nil {
+		return x.UpdateInterval
+	}
+	return ""
+}
+
+func (x *WeightedRoundRobinSpec) GetErrorPenalty() float64 {
+	if x != nil && x.ErrorPenalty != nil {
+		return *x.ErrorPenalty
+	}
+	return 0
+}
+
+// YARPSpec holds the parameters of two choices by polled load (§5.2 of the Prequal paper, "YARP-Po2C").
+type YARPSpec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Time between two polls of every replica: 10ms to 1m. Default 500ms (§5.2).
+	PollInterval  string `protobuf:"bytes,1,opt,name=poll_interval,json=pollInterval,proto3" json:"poll_interval,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *YARPSpec) Reset() {
+	*x = YARPSpec{}
+	mi := &file_mesh_v1_policy_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *YARPSpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*YARPSpec) ProtoMessage() {}
+
+func (x *YARPSpec) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_policy_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use YARPSpec.ProtoReflect.Descriptor instead.
+func (*YARPSpec) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *YARPSpec) GetPollInterval() string {
+	if x != nil {
+		return x.PollInterval
+	}
+	return ""
+}
+
+// LinearSpec holds the parameters of the linear balancer: of the pooled probes, it picks the one with the least
+// (1-λ)·latency + λ·α·RIF (§5.2 and appendix A of the Prequal paper).
+type LinearSpec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Weight of the requests in flight (λ): 0 (latency alone) to 1 (requests in flight alone). Default 0.5 (§5.2).
+	RifWeight *float64 `protobuf:"fixed64,1,opt,name=rif_weight,json=rifWeight,proto3,oneof" json:"rif_weight,omitempty"`
+	// What one request in flight counts for (α): 0.001ms to 1m. The median latency of a replica with one request in flight
+	// is a good value. Default 75ms (§5.2).
+	Alpha         string `protobuf:"bytes,2,opt,name=alpha,proto3" json:"alpha,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LinearSpec) Reset() {
+	*x = LinearSpec{}
+	mi := &file_mesh_v1_policy_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LinearSpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LinearSpec) ProtoMessage() {}
+
+func (x *LinearSpec) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_policy_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LinearSpec.ProtoReflect.Descriptor instead.
+func (*LinearSpec) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *LinearSpec) GetRifWeight() float64 {
+	if x != nil && x.RifWeight != nil {
+		return *x.RifWeight
+	}
+	return 0
+}
+
+func (x *LinearSpec) GetAlpha() string {
+	if x != nil {
+		return x.Alpha
+	}
+	return ""
+}
+
+// C3Spec holds the parameters of the c3 balancer: of the pooled probes, it picks the one with the least
+// (R - 1/μ) + q³/μ, where q = 1 + os·n + q̄ (§5.2 of the Prequal paper; Suresh et al., NSDI '15).
+type C3Spec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Share of what was known before in each average: 0 to 0.999. Default 0.9.
+	Smoothing *float64 `protobuf:"fixed64,1,opt,name=smoothing,proto3,oneof" json:"smoothing,omitempty"`
+	// Agents that send requests to the service (n): 1 to 100000, or 0, which means that it is estimated. Default 0.
+	Clients       *uint32 `protobuf:"varint,2,opt,name=clients,proto3,oneof" json:"clients,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *C3Spec) Reset() {
+	*x = C3Spec{}
+	mi := &file_mesh_v1_policy_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *C3Spec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*C3Spec) ProtoMessage() {}
+
+func (x *C3Spec) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_policy_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use C3Spec.ProtoReflect.Descriptor instead.
+func (*C3Spec) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *C3Spec) GetSmoothing() float64 {
+	if x != nil && x.Smoothing != nil {
+		return *x.Smoothing
+	}
+	return 0
+}
+
+func (x *C3Spec) GetClients() uint32 {
+	if x != nil && x.Clients != nil {
+		return *x.Clients
+	}
+	return 0
+}
+
+// PeakEWMASpec holds the parameters of the peak_ewma balancer: two choices by latency, times requests in flight. The
+// latency is an average that rises at once and falls slowly (Finagle, Linkerd).
+type PeakEWMASpec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Time in which what was measured loses all but 1/e of its weight (τ): 10ms to 10m. Default 10s.
+	Decay string `protobuf:"bytes,1,opt,name=decay,proto3" json:"decay,omitempty"`
+	// Latency of a replica that nothing is known of: 0.001ms to 1m. Default 30ms.
+	DefaultLatency string `protobuf:"bytes,2,opt,name=default_latency,json=defaultLatency,proto3" json:"default_latency,omitempty"`
+	// Least latency that a failure counts for: "0s", or 1ms to 5m. Default 5s.
+	FailurePenalty string `protobuf:"bytes,3,opt,name=failure_penalty,json=failurePenalty,proto3" json:"failure_penalty,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *PeakEWMASpec) Reset() {
+	*x = PeakEWMASpec{}
+	mi := &file_mesh_v1_policy_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeakEWMASpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeakEWMASpec) ProtoMessage() {}
+
+func (x *PeakEWMASpec) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_policy_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeakEWMASpec.ProtoReflect.Descriptor instead.
+func (*PeakEWMASpec) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PeakEWMASpec) GetDecay() string {
+	if x != nil {
+		return x.Decay
+	}
+	return ""
+}
+
+func (x *PeakEWMASpec) GetDefaultLatency() string {
+	if x != nil {
+		return x.DefaultLatency
+	}
+	return ""
+}
+
+func (x *PeakEWMASpec) GetFailurePenalty() string {
+	if x != nil {
+		return x.FailurePenalty
+	}
+	return ""
+}
+
+// LateBindingSpec holds the parameters of the late_binding balancer: a request waits in line at several replicas at once,
+// and goes to the first that has a slot (Sparrow, SOSP '13).
+type LateBindingSpec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Replicas at which a request waits (d): 1 to 16. Default 2.
+	Reservations  *uint32 `protobuf:"varint,1,opt,name=reservations,proto3,oneof" json:"reservations,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LateBindingSpec) Reset() {
+	*x = LateBindingSpec{}
+	mi := &file_mesh_v1_policy_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LateBindingSpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LateBindingSpec) ProtoMessage() {}
+
+func (x *LateBindingSpec) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_policy_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LateBindingSpec.ProtoReflect.Descriptor instead.
+func (*LateBindingSpec) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *LateBindingSpec) GetReservations() uint32 {
+	if x != nil && x.Reservations != nil {
+		return *x.Reservations
+	}
+	return 0
+}
+
+// ScopeSpec says which of the replicas each agent uses.
+type ScopeSpec struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many: 1 to 10000, or 0, which means all. Each agent uses others (rendezvous hashing of agent and replica), so
+	// that all replicas are used alike. In a large mesh, a subset bounds connections and state. Default 0.
+	Subset *uint32 `protobuf:"varint,1,opt,name=subset,proto3,oneof" json:"subset,omitempty"`
+	// What the zone of a replica counts for: "any", or "prefer". With prefer, an agent keeps to the replicas of its own
+	// zone as long as two of them, and half of those registered there, take requests; else it uses all. Default any.
+	Zone          string `protobuf:"bytes,2,opt,name=zone,proto3" json:"zone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScopeSpec) Reset() {
+	*x = ScopeSpec{}
+	mi := &file_mesh_v1_policy_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScopeSpec) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScopeSpec) ProtoMessage() {}
+
+func (x *ScopeSpec) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_policy_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScopeSpec.ProtoReflect.Descriptor instead.
+func (*ScopeSpec) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ScopeSpec) GetSubset() uint32 {
+	if x != nil && x.Subset != nil {
+		return *x.Subset
+	}
+	return 0
+}
+
+func (x *ScopeSpec) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
 // RetryBudget bounds the retries of one agent to one service: a token bucket fed by its requests.
 type RetryBudget struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -362,7 +917,7 @@ type RetryBudget struct {
 
 func (x *RetryBudget) Reset() {
 	*x = RetryBudget{}
-	mi := &file_mesh_v1_policy_proto_msgTypes[4]
+	mi := &file_mesh_v1_policy_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -374,7 +929,7 @@ func (x *RetryBudget) String() string {
 func (*RetryBudget) ProtoMessage() {}
 
 func (x *RetryBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_policy_proto_msgTypes[4]
+	mi := &file_mesh_v1_policy_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -387,7 +942,7 @@ func (x *RetryBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryBudget.ProtoReflect.Descriptor instead.
 func (*RetryBudget) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{4}
+	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RetryBudget) GetRatio() float64 {
@@ -415,9 +970,11 @@ func (x *RetryBudget) GetWindow() string {
 // (consistent hashing with bounded loads, Mirrokni, Thorup and Zadimoghaddam, arXiv 1608.01350).
 type ConsistentHash struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What identifies a request. Required by balancer ring_hash; a request without the key is placed at random.
+	// What identifies a request. Required by ring_hash and maglev, which place a request without the key at random. For
+	// prequal_sync, it tells replicas which requests are alike, if it is set.
 	Key *HashKey `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Bound on a replica's requests in flight, as a multiple of the average: above 1, to 100. Default 1.25.
+	// Bound on a replica's requests in flight, as a multiple of the average: above 1, to 100, or 0, which means no bound.
+	// Default 1.25.
 	LoadFactor    *float64 `protobuf:"fixed64,2,opt,name=load_factor,json=loadFactor,proto3,oneof" json:"load_factor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -425,7 +982,7 @@ type ConsistentHash struct {
 
 func (x *ConsistentHash) Reset() {
 	*x = ConsistentHash{}
-	mi := &file_mesh_v1_policy_proto_msgTypes[5]
+	mi := &file_mesh_v1_policy_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -437,7 +994,7 @@ func (x *ConsistentHash) String() string {
 func (*ConsistentHash) ProtoMessage() {}
 
 func (x *ConsistentHash) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_policy_proto_msgTypes[5]
+	mi := &file_mesh_v1_policy_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -450,7 +1007,7 @@ func (x *ConsistentHash) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsistentHash.ProtoReflect.Descriptor instead.
 func (*ConsistentHash) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{5}
+	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ConsistentHash) GetKey() *HashKey {
@@ -484,7 +1041,7 @@ type HashKey struct {
 
 func (x *HashKey) Reset() {
 	*x = HashKey{}
-	mi := &file_mesh_v1_policy_proto_msgTypes[6]
+	mi := &file_mesh_v1_policy_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -496,7 +1053,7 @@ func (x *HashKey) String() string {
 func (*HashKey) ProtoMessage() {}
 
 func (x *HashKey) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_policy_proto_msgTypes[6]
+	mi := &file_mesh_v1_policy_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -509,7 +1066,7 @@ func (x *HashKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HashKey.ProtoReflect.Descriptor instead.
 func (*HashKey) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{6}
+	return file_mesh_v1_policy_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *HashKey) GetHeader() string {
@@ -553,13 +1110,24 @@ const file_mesh_v1_policy_proto_rawDesc = "" +
 	"apiVersion\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x126\n" +
 	"\bmetadata\x18\x03 \x01(\v2\x1a.headroom.mesh.v1.MetadataR\bmetadata\x127\n" +
-	"\x04spec\x18\x04 \x01(\v2#.headroom.mesh.v1.ServicePolicySpecR\x04spec\"\x8f\x02\n" +
+	"\x04spec\x18\x04 \x01(\v2#.headroom.mesh.v1.ServicePolicySpecR\x04spec\"\x9c\x06\n" +
 	"\x11ServicePolicySpec\x12\x1a\n" +
 	"\bbalancer\x18\x01 \x01(\tR\bbalancer\x127\n" +
-	"\aprequal\x18\x02 \x01(\v2\x1d.headroom.mesh.v1.PrequalSpecR\aprequal\x12\x18\n" +
+	"\aprequal\x18\x02 \x01(\v2\x1d.headroom.mesh.v1.PrequalSpecR\aprequal\x12D\n" +
+	"\fprequal_sync\x18\x06 \x01(\v2!.headroom.mesh.v1.PrequalSyncSpecR\vprequalSync\x12Z\n" +
+	"\x14weighted_round_robin\x18\a \x01(\v2(.headroom.mesh.v1.WeightedRoundRobinSpecR\x12weightedRoundRobin\x12.\n" +
+	"\x04yarp\x18\b \x01(\v2\x1a.headroom.mesh.v1.YARPSpecR\x04yarp\x124\n" +
+	"\x06linear\x18\t \x01(\v2\x1c.headroom.mesh.v1.LinearSpecR\x06linear\x12(\n" +
+	"\x02c3\x18\n" +
+	" \x01(\v2\x18.headroom.mesh.v1.C3SpecR\x02c3\x12;\n" +
+	"\tpeak_ewma\x18\v \x01(\v2\x1e.headroom.mesh.v1.PeakEWMASpecR\bpeakEWMA\x12I\n" +
+	"\x0fconsistent_hash\x18\x05 \x01(\v2 .headroom.mesh.v1.ConsistentHashR\x0econsistentHash\x12D\n" +
+	"\flate_binding\x18\f \x01(\v2!.headroom.mesh.v1.LateBindingSpecR\vlateBinding\x12\x19\n" +
+	"\x05slots\x18\r \x01(\rH\x00R\x05slots\x88\x01\x01\x121\n" +
+	"\x05scope\x18\x0e \x01(\v2\x1b.headroom.mesh.v1.ScopeSpecR\x05scope\x12\x18\n" +
 	"\atimeout\x18\x03 \x01(\tR\atimeout\x12@\n" +
-	"\fretry_budget\x18\x04 \x01(\v2\x1d.headroom.mesh.v1.RetryBudgetR\vretryBudget\x12I\n" +
-	"\x0fconsistent_hash\x18\x05 \x01(\v2 .headroom.mesh.v1.ConsistentHashR\x0econsistentHash\"\x8e\x03\n" +
+	"\fretry_budget\x18\x04 \x01(\v2\x1d.headroom.mesh.v1.RetryBudgetR\vretryBudgetB\b\n" +
+	"\x06_slots\"\x8e\x03\n" +
 	"\vPrequalSpec\x12 \n" +
 	"\tpool_size\x18\x01 \x01(\rH\x00R\bpoolSize\x88\x01\x01\x121\n" +
 	"\x12probes_per_request\x18\x02 \x01(\x01H\x01R\x10probesPerRequest\x88\x01\x01\x125\n" +
@@ -574,7 +1142,47 @@ const file_mesh_v1_policy_proto_rawDesc = "" +
 	"\x13_probes_per_requestB\x17\n" +
 	"\x15_removals_per_requestB\b\n" +
 	"\x06_deltaB\b\n" +
-	"\x06_q_rif\"\x88\x01\n" +
+	"\x06_q_rif\"\x8b\x01\n" +
+	"\x0fPrequalSyncSpec\x12\x1b\n" +
+	"\x06probes\x18\x01 \x01(\rH\x00R\x06probes\x88\x01\x01\x12 \n" +
+	"\thit_scale\x18\x02 \x01(\x01H\x01R\bhitScale\x88\x01\x01\x12\x17\n" +
+	"\x04keys\x18\x03 \x01(\rH\x02R\x04keys\x88\x01\x01B\t\n" +
+	"\a_probesB\f\n" +
+	"\n" +
+	"_hit_scaleB\a\n" +
+	"\x05_keys\"\xb1\x01\n" +
+	"\x16WeightedRoundRobinSpec\x12\x1a\n" +
+	"\bblackout\x18\x01 \x01(\tR\bblackout\x12\x16\n" +
+	"\x06expiry\x18\x02 \x01(\tR\x06expiry\x12'\n" +
+	"\x0fupdate_interval\x18\x03 \x01(\tR\x0eupdateInterval\x12(\n" +
+	"\rerror_penalty\x18\x04 \x01(\x01H\x00R\ferrorPenalty\x88\x01\x01B\x10\n" +
+	"\x0e_error_penalty\"/\n" +
+	"\bYARPSpec\x12#\n" +
+	"\rpoll_interval\x18\x01 \x01(\tR\fpollInterval\"U\n" +
+	"\n" +
+	"LinearSpec\x12\"\n" +
+	"\n" +
+	"rif_weight\x18\x01 \x01(\x01H\x00R\trifWeight\x88\x01\x01\x12\x14\n" +
+	"\x05alpha\x18\x02 \x01(\tR\x05alphaB\r\n" +
+	"\v_rif_weight\"d\n" +
+	"\x06C3Spec\x12!\n" +
+	"\tsmoothing\x18\x01 \x01(\x01H\x00R\tsmoothing\x88\x01\x01\x12\x1d\n" +
+	"\aclients\x18\x02 \x01(\rH\x01R\aclients\x88\x01\x01B\f\n" +
+	"\n" +
+	"_smoothingB\n" +
+	"\n" +
+	"\b_clients\"v\n" +
+	"\fPeakEWMASpec\x12\x14\n" +
+	"\x05decay\x18\x01 \x01(\tR\x05decay\x12'\n" +
+	"\x0fdefault_latency\x18\x02 \x01(\tR\x0edefaultLatency\x12'\n" +
+	"\x0ffailure_penalty\x18\x03 \x01(\tR\x0efailurePenalty\"K\n" +
+	"\x0fLateBindingSpec\x12'\n" +
+	"\freservations\x18\x01 \x01(\rH\x00R\freservations\x88\x01\x01B\x0f\n" +
+	"\r_reservations\"G\n" +
+	"\tScopeSpec\x12\x1b\n" +
+	"\x06subset\x18\x01 \x01(\rH\x00R\x06subset\x88\x01\x01\x12\x12\n" +
+	"\x04zone\x18\x02 \x01(\tR\x04zoneB\t\n" +
+	"\a_subset\"\x88\x01\n" +
 	"\vRetryBudget\x12\x19\n" +
 	"\x05ratio\x18\x01 \x01(\x01H\x00R\x05ratio\x88\x01\x01\x12)\n" +
 	"\x0emin_per_second\x18\x02 \x01(\x01H\x01R\fminPerSecond\x88\x01\x01\x12\x16\n" +
@@ -604,28 +1212,44 @@ func file_mesh_v1_policy_proto_rawDescGZIP() []byte {
 	return file_mesh_v1_policy_proto_rawDescData
 }
 
-var file_mesh_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_mesh_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_mesh_v1_policy_proto_goTypes = []any{
-	(*Metadata)(nil),          // 0: headroom.mesh.v1.Metadata
-	(*ServicePolicy)(nil),     // 1: headroom.mesh.v1.ServicePolicy
-	(*ServicePolicySpec)(nil), // 2: headroom.mesh.v1.ServicePolicySpec
-	(*PrequalSpec)(nil),       // 3: headroom.mesh.v1.PrequalSpec
-	(*RetryBudget)(nil),       // 4: headroom.mesh.v1.RetryBudget
-	(*ConsistentHash)(nil),    // 5: headroom.mesh.v1.ConsistentHash
-	(*HashKey)(nil),           // 6: headroom.mesh.v1.HashKey
+	(*Metadata)(nil),               // 0: headroom.mesh.v1.Metadata
+	(*ServicePolicy)(nil),          // 1: headroom.mesh.v1.ServicePolicy
+	(*ServicePolicySpec)(nil),      // 2: headroom.mesh.v1.ServicePolicySpec
+	(*PrequalSpec)(nil),            // 3: headroom.mesh.v1.PrequalSpec
+	(*PrequalSyncSpec)(nil),        // 4: headroom.mesh.v1.PrequalSyncSpec
+	(*WeightedRoundRobinSpec)(nil), // 5: headroom.mesh.v1.WeightedRoundRobinSpec
+	(*YARPSpec)(nil),               // 6: headroom.mesh.v1.YARPSpec
+	(*LinearSpec)(nil),             // 7: headroom.mesh.v1.LinearSpec
+	(*C3Spec)(nil),                 // 8: headroom.mesh.v1.C3Spec
+	(*PeakEWMASpec)(nil),           // 9: headroom.mesh.v1.PeakEWMASpec
+	(*LateBindingSpec)(nil),        // 10: headroom.mesh.v1.LateBindingSpec
+	(*ScopeSpec)(nil),              // 11: headroom.mesh.v1.ScopeSpec
+	(*RetryBudget)(nil),            // 12: headroom.mesh.v1.RetryBudget
+	(*ConsistentHash)(nil),         // 13: headroom.mesh.v1.ConsistentHash
+	(*HashKey)(nil),                // 14: headroom.mesh.v1.HashKey
 }
 var file_mesh_v1_policy_proto_depIdxs = []int32{
-	0, // 0: headroom.mesh.v1.ServicePolicy.metadata:type_name -> headroom.mesh.v1.Metadata
-	2, // 1: headroom.mesh.v1.ServicePolicy.spec:type_name -> headroom.mesh.v1.ServicePolicySpec
-	3, // 2: headroom.mesh.v1.ServicePolicySpec.prequal:type_name -> headroom.mesh.v1.PrequalSpec
-	4, // 3: headroom.mesh.v1.ServicePolicySpec.retry_budget:type_name -> headroom.mesh.v1.RetryBudget
-	5, // 4: headroom.mesh.v1.ServicePolicySpec.consistent_hash:type_name -> headroom.mesh.v1.ConsistentHash
-	6, // 5: headroom.mesh.v1.ConsistentHash.key:type_name -> headroom.mesh.v1.HashKey
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	0,  // 0: headroom.mesh.v1.ServicePolicy.metadata:type_name -> headroom.mesh.v1.Metadata
+	2,  // 1: headroom.mesh.v1.ServicePolicy.spec:type_name -> headroom.mesh.v1.ServicePolicySpec
+	3,  // 2: headroom.mesh.v1.ServicePolicySpec.prequal:type_name -> headroom.mesh.v1.PrequalSpec
+	4,  // 3: headroom.mesh.v1.ServicePolicySpec.prequal_sync:type_name -> headroom.mesh.v1.PrequalSyncSpec
+	5,  // 4: headroom.mesh.v1.ServicePolicySpec.weighted_round_robin:type_name -> headroom.mesh.v1.WeightedRoundRobinSpec
+	6,  // 5: headroom.mesh.v1.ServicePolicySpec.yarp:type_name -> headroom.mesh.v1.YARPSpec
+	7,  // 6: headroom.mesh.v1.ServicePolicySpec.linear:type_name -> headroom.mesh.v1.LinearSpec
+	8,  // 7: headroom.mesh.v1.ServicePolicySpec.c3:type_name -> headroom.mesh.v1.C3Spec
+	9,  // 8: headroom.mesh.v1.ServicePolicySpec.peak_ewma:type_name -> headroom.mesh.v1.PeakEWMASpec
+	13, // 9: headroom.mesh.v1.ServicePolicySpec.consistent_hash:type_name -> headroom.mesh.v1.ConsistentHash
+	10, // 10: headroom.mesh.v1.ServicePolicySpec.late_binding:type_name -> headroom.mesh.v1.LateBindingSpec
+	11, // 11: headroom.mesh.v1.ServicePolicySpec.scope:type_name -> headroom.mesh.v1.ScopeSpec
+	12, // 12: headroom.mesh.v1.ServicePolicySpec.retry_budget:type_name -> headroom.mesh.v1.RetryBudget
+	14, // 13: headroom.mesh.v1.ConsistentHash.key:type_name -> headroom.mesh.v1.HashKey
+	14, // [14:14] is the sub-list for method output_type
+	14, // [14:14] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_mesh_v1_policy_proto_init() }
@@ -633,16 +1257,23 @@ func file_mesh_v1_policy_proto_init() {
 	if File_mesh_v1_policy_proto != nil {
 		return
 	}
+	file_mesh_v1_policy_proto_msgTypes[2].OneofWrappers = []any{}
 	file_mesh_v1_policy_proto_msgTypes[3].OneofWrappers = []any{}
 	file_mesh_v1_policy_proto_msgTypes[4].OneofWrappers = []any{}
 	file_mesh_v1_policy_proto_msgTypes[5].OneofWrappers = []any{}
+	file_mesh_v1_policy_proto_msgTypes[7].OneofWrappers = []any{}
+	file_mesh_v1_policy_proto_msgTypes[8].OneofWrappers = []any{}
+	file_mesh_v1_policy_proto_msgTypes[10].OneofWrappers = []any{}
+	file_mesh_v1_policy_proto_msgTypes[11].OneofWrappers = []any{}
+	file_mesh_v1_policy_proto_msgTypes[12].OneofWrappers = []any{}
+	file_mesh_v1_policy_proto_msgTypes[13].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mesh_v1_policy_proto_rawDesc), len(file_mesh_v1_policy_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -205,7 +205,9 @@ func (x *LocalServiceSpec) GetCheck() *HealthCheck {
 type LocalEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where the replica listens, IP:PORT, as the agent reaches it.
-	Address       string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// How much the replica can bear, compared with others of the service: 1 to 100. Default 1.
+	Weight        *uint32 `protobuf:"varint,2,opt,name=weight,proto3,oneof" json:"weight,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -245,6 +247,13 @@ func (x *LocalEndpoint) GetAddress() string {
 		return x.Address
 	}
 	return ""
+}
+
+func (x *LocalEndpoint) GetWeight() uint32 {
+	if x != nil && x.Weight != nil {
+		return *x.Weight
+	}
+	return 0
 }
 
 // HealthCheck is run by the agent against each replica. Exactly one of http, tcp and grpc must be set.
@@ -403,8 +412,10 @@ type EndpointRecord struct {
 	// Where the replica listens, as its own agent reaches it.
 	Address string `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
 	// Where the replica's agent takes traffic from other agents.
-	Agent         string               `protobuf:"bytes,5,opt,name=agent,proto3" json:"agent,omitempty"`
-	State         EndpointRecord_State `protobuf:"varint,6,opt,name=state,proto3,enum=headroom.mesh.v1.EndpointRecord_State" json:"state,omitempty"`
+	Agent string               `protobuf:"bytes,5,opt,name=agent,proto3" json:"agent,omitempty"`
+	State EndpointRecord_State `protobuf:"varint,6,opt,name=state,proto3,enum=headroom.mesh.v1.EndpointRecord_State" json:"state,omitempty"`
+	// How much the replica can bear, compared with others: 1 to 100. 0 counts as 1.
+	Weight        uint32 `protobuf:"varint,7,opt,name=weight,proto3" json:"weight,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -479,6 +490,13 @@ func (x *EndpointRecord) GetState() EndpointRecord_State {
 		return x.State
 	}
 	return EndpointRecord_UNKNOWN
+}
+
+func (x *EndpointRecord) GetWeight() uint32 {
+	if x != nil {
+		return x.Weight
+	}
+	return 0
 }
 
 // NodeRecord is an agent's claim of the name of its node, under the agent's lease: nobody else registers endpoints under
@@ -636,9 +654,11 @@ const file_mesh_v1_service_proto_rawDesc = "" +
 	"\x04spec\x18\x04 \x01(\v2\".headroom.mesh.v1.LocalServiceSpecR\x04spec\"\x86\x01\n" +
 	"\x10LocalServiceSpec\x12=\n" +
 	"\tendpoints\x18\x01 \x03(\v2\x1f.headroom.mesh.v1.LocalEndpointR\tendpoints\x123\n" +
-	"\x05check\x18\x02 \x01(\v2\x1d.headroom.mesh.v1.HealthCheckR\x05check\")\n" +
+	"\x05check\x18\x02 \x01(\v2\x1d.headroom.mesh.v1.HealthCheckR\x05check\"Q\n" +
 	"\rLocalEndpoint\x12\x18\n" +
-	"\aaddress\x18\x01 \x01(\tR\aaddress\"\xa5\x01\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1b\n" +
+	"\x06weight\x18\x02 \x01(\rH\x00R\x06weight\x88\x01\x01B\t\n" +
+	"\a_weight\"\xa5\x01\n" +
 	"\vHealthCheck\x12\x12\n" +
 	"\x04http\x18\x01 \x01(\tR\x04http\x12\x10\n" +
 	"\x03tcp\x18\x02 \x01(\bR\x03tcp\x12\x12\n" +
@@ -648,14 +668,15 @@ const file_mesh_v1_service_proto_rawDesc = "" +
 	"\x04rise\x18\x06 \x01(\rR\x04rise\x12\x12\n" +
 	"\x04fall\x18\a \x01(\rR\x04fall\"#\n" +
 	"\rServiceRecord\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\xfe\x01\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x96\x02\n" +
 	"\x0eEndpointRecord\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n" +
 	"\x04zone\x18\x03 \x01(\tR\x04zone\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x14\n" +
 	"\x05agent\x18\x05 \x01(\tR\x05agent\x12<\n" +
-	"\x05state\x18\x06 \x01(\x0e2&.headroom.mesh.v1.EndpointRecord.StateR\x05state\"<\n" +
+	"\x05state\x18\x06 \x01(\x0e2&.headroom.mesh.v1.EndpointRecord.StateR\x05state\x12\x16\n" +
+	"\x06weight\x18\a \x01(\rR\x06weight\"<\n" +
 	"\x05State\x12\v\n" +
 	"\aUNKNOWN\x10\x00\x12\t\n" +
 	"\x05READY\x10\x01\x12\r\n" +
@@ -724,6 +745,7 @@ func file_mesh_v1_service_proto_init() {
 		return
 	}
 	file_mesh_v1_policy_proto_init()
+	file_mesh_v1_service_proto_msgTypes[2].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
