@@ -218,18 +218,24 @@ func plainKey(key string) bool {
 // suggestion says what the author may have meant by a field that does not exist.
 func suggestion(key string, desc protoreflect.MessageDescriptor) string {
 	var known []string
-	best, bestDistance := "", len(key)/3+1
 	for i := range desc.Fields().Len() {
-		name := desc.Fields().Get(i).JSONName()
-		known = append(known, name)
-		if d := distance(fold(key), fold(name)); d < bestDistance || d == bestDistance && best == "" {
-			best, bestDistance = name, d
-		}
+		known = append(known, desc.Fields().Get(i).JSONName())
 	}
-	if best != "" {
+	if best := Nearest(key, known); best != "" {
 		return "did you mean " + best + "?"
 	}
 	return "known here: " + strings.Join(known, ", ")
+}
+
+// Nearest returns what the author of a name that isn't known may have meant, or "".
+func Nearest(name string, known []string) string {
+	best, bestDistance := "", len(name)/3+1
+	for _, k := range known {
+		if d := distance(fold(name), fold(k)); d < bestDistance || d == bestDistance && best == "" {
+			best, bestDistance = k, d
+		}
+	}
+	return best
 }
 
 // fold takes away the differences between ways to spell one name: pool_size, pool-size, poolSize.
