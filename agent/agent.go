@@ -159,7 +159,7 @@ func (a *Agent) newLocal() error {
 func (a *Agent) newDataplane() error {
 	var err error
 	a.dataplane, err = dataplane.New(dataplane.Config{
-		Node: a.cfg.Node, DrainTimeout: a.cfg.DrainTimeout,
+		Node: a.cfg.Node, Zone: a.cfg.Zone, DrainTimeout: a.cfg.DrainTimeout,
 		Log: a.cfg.Log, AccessLog: a.cfg.AccessLog, Metrics: a.metrics,
 	})
 	return err

@@ -27,6 +27,7 @@ import (
 // Config configures a Dataplane.
 type Config struct {
 	Node registry.NodeName
+	Zone string // where the node is. Default: nowhere in particular
 	// Transport connects agents. Default transport.Plain.
 	Transport transport.Transport
 	// DrainTimeout bounds the time for requests in flight at the end. Default 30s.
@@ -66,7 +67,7 @@ func New(cfg Config) (*Dataplane, error) {
 		return nil, err
 	}
 	d.outbound = outbound.New(outbound.Config{
-		Node: cfg.Node, Inbound: d.inbound, Dial: d.dialer(transport.HTTP), Prober: d.probes,
+		Node: cfg.Node, Zone: cfg.Zone, Inbound: d.inbound, Dial: d.dialer(transport.HTTP), Prober: d.probes,
 		Log: cfg.Log, AccessLog: cfg.AccessLog, Metrics: cfg.Metrics,
 	})
 	d.mux = transport.NewMux(cfg.Transport, cfg.Log, cfg.Metrics)

@@ -58,8 +58,8 @@ func (in *Inbound) Each(yield func(*Replica)) {
 }
 
 // Probe answers a probe.
-func (in *Inbound) Probe(now time.Time, id registry.EndpointID) probe.Answer {
-	r := in.Replica(id)
+func (in *Inbound) Probe(now time.Time, q probe.Request) probe.Answer {
+	r := in.Replica(q.Endpoint)
 	if r == nil {
 		return probe.Answer{Status: probe.Unknown}
 	}

@@ -201,7 +201,9 @@ func (o *Outbound) pick(x *exchange, r *http.Request, tried []*balancer.Endpoint
 
 // keyOf returns what the rule may know of the request.
 func keyOf(r *http.Request, p policy.Policy) balancer.Request {
-	if p.Balancer != policy.BalancerRingHash {
+	switch p.Balancer {
+	case policy.BalancerRingHash, policy.BalancerMaglev, policy.BalancerPrequalSync:
+	default:
 		return balancer.Request{}
 	}
 	key := ""

@@ -26,12 +26,13 @@ const Domain = "mesh"
 
 // Prober sends probes to other agents without blocking; it reports whether it took the probe.
 type Prober interface {
-	Probe(agent netip.AddrPort, id registry.EndpointID, timeout time.Duration, sink probe.Sink, token uint64) bool
+	Probe(agent netip.AddrPort, q probe.Request, timeout time.Duration, sink probe.Sink, token uint64) bool
 }
 
 // Config configures an Outbound.
 type Config struct {
 	Node    registry.NodeName // replicas on this node are reached without a second hop
+	Zone    string            // where the node is, for policies that keep to it; "": nowhere in particular
 	Inbound *inbound.Inbound
 	// Dial connects to the agent at an address, for HTTP.
 	Dial   func(ctx context.Context, agent netip.AddrPort) (net.Conn, error)
@@ -81,7 +82,7 @@ func (o *Outbound) Update(now time.Time, snapshot *registry.Snapshot) {
 	for name, record := range snapshot.Services {
 		s := before[name]
 		if s == nil {
-			s = newService(name, o.cfg.Seed+uint64(len(after)), o.metrics.service(name))
+			s = newService(name, balancer.Place{Node: o.cfg.Node, Zone: o.cfg.Zone}, o.cfg.Seed+uint64(len(after)), o.metrics.service(name))
 			for agent := range o.down {
 				s.fleet.SetReachable(now, agent, false)
 			}
@@ -180,10 +181,10 @@ func (o *Outbound) probe(now time.Time, s *service, b *balancer.Balancer, shard 
 	*k = sink{outbound: o, service: s, balancer: b, shard: shard, endpoint: e}
 	if record.Node == o.cfg.Node {
 		s.probes.Add(1)
-		k.Answered(0, o.cfg.Inbound.Probe(now, e.ID), now)
+		k.Answered(0, o.cfg.Inbound.Probe(now, probe.Request{Endpoint: e.ID}), now)
 		return
 	}
-	if !o.cfg.Prober.Probe(record.Agent, e.ID, b.Policy.Prequal.ProbeTimeout, k, 0) {
+	if !o.cfg.Prober.Probe(record.Agent, probe.Request{Endpoint: e.ID}, b.Policy.Prequal.ProbeTimeout, k, 0) {
 		k.Lost(0, now) // an agent that is silent is not asked
 		return
 	}

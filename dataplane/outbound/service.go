@@ -32,8 +32,8 @@ type inForce struct {
 	budget   *budget.Budget
 }
 
-func newService(name registry.ServiceName, seed uint64, m *serviceMetrics) *service {
-	return &service{name: name, seed: seed, fleet: balancer.NewFleet(balancer.Place{}), metrics: m}
+func newService(name registry.ServiceName, place balancer.Place, seed uint64, m *serviceMetrics) *service {
+	return &service{name: name, seed: seed, fleet: balancer.NewFleet(place), metrics: m}
 }
 
 // update applies what the registry says of the service. A balancer, or a retry budget, whose part of the policy did not
@@ -56,8 +56,10 @@ func (s *service) update(now time.Time, record *registry.Service) {
 	s.policy.Store(next)
 }
 
+// balancingDiffers compares what a balancer goes by: all but what bounds requests, and what the fleet itself takes in.
 func balancingDiffers(a, b policy.Policy) bool {
-	return a.Balancer != b.Balancer || a.Prequal != b.Prequal || a.Hash != b.Hash
+	a.Timeout, a.RetryBudget, a.Scope = b.Timeout, b.RetryBudget, b.Scope
+	return a != b
 }
 
 func (s *service) use(now time.Time) {

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/headroom-mesh/headroom/registry"
 )
 
 const (
@@ -102,9 +100,9 @@ func NewClient(cfg Config) (*Client, error) {
 // too many probes to it are unanswered, the endpoint's name is longer than MaxEndpointID, or Run doesn't run.
 //
 // An agent that is down is dialed again for as long as there are attempts to probe it, such as one in half a minute.
-func (c *Client) Probe(agent netip.AddrPort, id registry.EndpointID, timeout time.Duration, sink Sink, token uint64) bool {
+func (c *Client) Probe(agent netip.AddrPort, q Request, timeout time.Duration, sink Sink, token uint64) bool {
 	p := c.peer(agent)
-	if p == nil || !p.send(id, timeout, sink, token) {
+	if p == nil || !p.send(q, timeout, sink, token) {
 		c.metrics.refused.Inc()
 		return false
 	}

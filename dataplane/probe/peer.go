@@ -10,8 +10,6 @@ import (
 	"net/netip"
 	"sync"
 	"time"
-
-	"github.com/headroom-mesh/headroom/registry"
 )
 
 var (
@@ -73,23 +71,23 @@ func newPeer(addr netip.AddrPort, cfg *Config, m *metrics) *peer {
 }
 
 // send queues a probe, unless the peer is down or has too many.
-func (p *peer) send(id registry.EndpointID, timeout time.Duration, sink Sink, token uint64) bool {
+func (p *peer) send(q Request, timeout time.Duration, sink Sink, token uint64) bool {
 	now := time.Since(p.born)
 	p.mu.Lock()
 	p.used = now
-	ok := p.open && len(id) <= MaxEndpointID &&
-		p.queueLocked(id, outstanding{sink: sink, token: token, sent: now, deadline: now + timeout})
+	ok := p.open && len(q.Endpoint) <= MaxEndpointID &&
+		p.queueLocked(q, outstanding{sink: sink, token: token, sent: now, deadline: now + timeout})
 	p.mu.Unlock()
 	signal(p.wake)
 	return ok
 }
 
-func (p *peer) queueLocked(endpoint registry.EndpointID, o outstanding) bool {
+func (p *peer) queueLocked(q Request, o outstanding) bool {
 	id, ok := p.ring.push(o)
 	if !ok {
 		return false
 	}
-	p.frames, _ = AppendRequest(p.frames, id, endpoint) // the length has been checked
+	p.frames, _ = AppendRequest(p.frames, id, q) // the length has been checked
 	p.armLocked(o.deadline, o.sent)
 	return true
 }
@@ -228,7 +226,7 @@ func (p *peer) ping() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.heard = now
-	p.queueLocked("", outstanding{sent: now, deadline: now + pingTimeout})
+	p.queueLocked(Request{}, outstanding{sent: now, deadline: now + pingTimeout})
 	signal(p.wake)
 }
 

@@ -194,8 +194,8 @@ func respond(ctx context.Context, l net.Listener) error {
 	return (&probe.Responder{Lookup: busy}).Serve(ctx, l)
 }
 
-func busy(_ time.Time, id registry.EndpointID) probe.Answer {
-	if !strings.HasPrefix(string(id), "cart/") {
+func busy(_ time.Time, q probe.Request) probe.Answer {
+	if !strings.HasPrefix(string(q.Endpoint), "cart/") {
 		return probe.Answer{Status: probe.Unknown}
 	}
 	return probe.Answer{Report: load.Report{RIF: 3, Latency: 2 * time.Millisecond, Known: true}}
@@ -224,7 +224,7 @@ func each(f func(net.Conn)) func(context.Context, net.Listener) error {
 // probe sends one probe and reports whether it was sent.
 func (b *bench) probe(host string) bool {
 	token := uint64(len(b.sent)) + 1
-	if !b.client.Probe(agent(host), cart, timeout, b.sink, token) {
+	if !b.client.Probe(agent(host), probe.Request{Endpoint: cart}, timeout, b.sink, token) {
 		return false
 	}
 	b.sent = append(b.sent, token)
@@ -287,7 +287,7 @@ func TestAnswer(t *testing.T) {
 		if got := b.sink.latest(); got != want {
 			t.Errorf("answer %+v, want %+v", got, want)
 		}
-		if !b.client.Probe(agent("10.0.0.2"), "other/n1/10.0.0.2:80", timeout, b.sink, 2) {
+		if !b.client.Probe(agent("10.0.0.2"), probe.Request{Endpoint: "other/n1/10.0.0.2:80"}, timeout, b.sink, 2) {
 			t.Fatal("refused")
 		}
 		b.sent = append(b.sent, 2)
@@ -316,7 +316,7 @@ func TestRefused(t *testing.T) {
 		b := newBench(t)
 		b.serve("10.0.0.2", respond)
 		long := registry.EndpointID(strings.Repeat("x", probe.MaxEndpointID+1))
-		if b.client.Probe(agent("10.0.0.2"), long, timeout, b.sink, 1) {
+		if b.client.Probe(agent("10.0.0.2"), probe.Request{Endpoint: long}, timeout, b.sink, 1) {
 			t.Error("sent a name that is too long")
 		}
 		b.end()
@@ -463,7 +463,7 @@ func TestTimeout(t *testing.T) {
 		start := time.Now()
 		for i, d := range []time.Duration{300, 20, 100} {
 			token := uint64(1000 + i)
-			if !b.client.Probe(agent("10.0.0.2"), cart, d*time.Millisecond, b.sink, token) {
+			if !b.client.Probe(agent("10.0.0.2"), probe.Request{Endpoint: cart}, d*time.Millisecond, b.sink, token) {
 				t.Fatal("refused")
 			}
 			b.sent = append(b.sent, token)
@@ -488,7 +488,7 @@ func lie(change func(id uint32, answer []byte) []byte) func(net.Conn) {
 	return func(c net.Conn) {
 		in := bufio.NewReader(c)
 		for {
-			id, endpoint, err := probe.ReadRequest(in)
+			id, _, endpoint, err := probe.ReadRequest(in)
 			if err != nil {
 				return
 			}
@@ -679,7 +679,7 @@ func TestManyCallers(t *testing.T) {
 				for i := range 1250 {
 					token := uint64(g*10000 + i)
 					host := [...]string{"10.0.0.2", "10.0.0.3", "10.0.0.4"}[i%3]
-					if b.client.Probe(agent(host), cart, timeout, b.sink, token) {
+					if b.client.Probe(agent(host), probe.Request{Endpoint: cart}, timeout, b.sink, token) {
 						sent[g] = append(sent[g], token)
 					}
 					if i%10 == 0 {
@@ -716,7 +716,7 @@ func TestResponderLimits(t *testing.T) {
 			})
 		})
 	}
-	request, _ := probe.AppendRequest(nil, 1, cart)
+	request, _ := probe.AppendRequest(nil, 1, probe.Request{Endpoint: cart})
 	bubble("a client that never reads", func(t *testing.T, c net.Conn) {
 		start := time.Now()
 		many := bytes.Repeat(request, 1000)
@@ -763,7 +763,7 @@ func TestResponderLimits(t *testing.T) {
 	bubble("many names", func(t *testing.T, c net.Conn) {
 		in := bufio.NewReader(c)
 		for i := range 1000 {
-			b, _ := probe.AppendRequest(nil, uint32(i), registry.EndpointID(fmt.Sprintf("cart/n/%d", i%700)))
+			b, _ := probe.AppendRequest(nil, uint32(i), probe.Request{Endpoint: registry.EndpointID(fmt.Sprintf("cart/n/%d", i%700))})
 			c.Write(b)
 			if id, a, err := probe.ReadAnswer(in); err != nil || id != uint32(i) || a.Report.RIF != 3 {
 				t.Fatalf("answer %d: %d %+v %v", i, id, a, err)
@@ -837,7 +837,7 @@ func overLoopback(t testing.TB) (send func() bool, sink *counter) {
 	background(t, client.Run)
 	sink = &counter{done: make(chan struct{}, 2048)}
 	to := l.Addr().(*net.TCPAddr).AddrPort()
-	send = func() bool { return client.Probe(to, cart, 5*time.Second, sink, 1) }
+	send = func() bool { return client.Probe(to, probe.Request{Endpoint: cart}, 5*time.Second, sink, 1) }
 	for !send() {
 		runtime.Gosched() // until Run runs
 	}

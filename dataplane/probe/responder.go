@@ -23,8 +23,8 @@ const (
 
 // Responder answers probes.
 type Responder struct {
-	// Lookup says how an endpoint of this node fares. It must be quick and safe for concurrent use.
-	Lookup func(now time.Time, id registry.EndpointID) Answer
+	// Lookup answers a probe of an endpoint of this node. It must be quick and safe for concurrent use.
+	Lookup func(now time.Time, q Request) Answer
 	// Log is where to log. Default: nowhere.
 	Log *slog.Logger
 }
@@ -67,11 +67,11 @@ func (r *Responder) answer(c net.Conn) error {
 	var answers []byte
 	names := make(map[string]registry.EndpointID)
 	for {
-		id, endpoint, err := ReadRequest(in)
+		id, key, endpoint, err := ReadRequest(in)
 		if err != nil {
 			return err
 		}
-		answers = AppendAnswer(answers, id, r.lookup(names, endpoint))
+		answers = AppendAnswer(answers, id, r.lookup(names, endpoint, key))
 		if requestBuffered(in) && len(answers) < maxAnswers {
 			continue
 		}
@@ -92,7 +92,7 @@ func requestBuffered(in *bufio.Reader) bool {
 }
 
 // lookup answers one request. The names of endpoints are remembered to have no garbage from every probe.
-func (r *Responder) lookup(names map[string]registry.EndpointID, endpoint []byte) Answer {
+func (r *Responder) lookup(names map[string]registry.EndpointID, endpoint []byte, key uint64) Answer {
 	if len(endpoint) == 0 {
 		return Answer{Status: Unknown}
 	}
@@ -104,7 +104,7 @@ func (r *Responder) lookup(names map[string]registry.EndpointID, endpoint []byte
 		id = registry.EndpointID(endpoint)
 		names[string(id)] = id
 	}
-	return r.Lookup(time.Now(), id)
+	return r.Lookup(time.Now(), Request{Endpoint: id, Key: key})
 }
 
 // limitedConn is a connection on which no read and no write takes too long. It moves the deadlines only now and then, as

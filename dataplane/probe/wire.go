@@ -3,11 +3,12 @@
 //
 // # Wire format
 //
-// The format belongs to protocol headroom-probe/1: whoever changes it gives the protocol another name. Numbers are
+// The format belongs to protocol headroom-probe/2: whoever changes it gives the protocol another name. Numbers are
 // big-endian. The dialer sends requests and the acceptor answers every one of them, in the order in which they came.
 //
-//	request:  length uint16   of what follows: 4 to 516
+//	request:  length uint16   of what follows: 12 to 524
 //	          id     uint32   any; returned with the answer
+//	          key    uint64   hash of the key of the request that is to be placed; 0: none
 //	          endpoint        the rest: SERVICE/NODE/ADDRESS, at most 512 bytes; empty: a ping
 //
 //	answer:   length  uint16  of what follows: 13
@@ -16,7 +17,8 @@
 //	          rif     uint32  requests in flight, at most 2^20
 //	          latency uint32  in µs, at most an hour; 2^32-1: unknown
 //
-// A ping asks only whether anybody is there; its answer has status Unknown. Either end closes the connection when the
+// A ping asks only whether anybody is there; its answer has status Unknown. A replica that served the key lately may say
+// less than its load. Either end closes the connection when the
 // other breaks the format.
 package probe
 
@@ -39,8 +41,10 @@ const MaxEndpointID = 512
 const (
 	lengthSize     = 2
 	idSize         = 4
+	keySize        = 8
 	answerSize     = idSize + 1 + 4 + 4
-	maxRequestSize = idSize + MaxEndpointID
+	minRequestSize = idSize + keySize
+	maxRequestSize = minRequestSize + MaxEndpointID
 	unknownLatency = math.MaxUint32
 )
 
@@ -54,6 +58,12 @@ const (
 	Draining         // it is about to leave
 )
 
+// Request is what a probe asks.
+type Request struct {
+	Endpoint registry.EndpointID // whose load
+	Key      uint64              // hash of the key of the request that is to be placed; 0: none
+}
+
 // Answer is what a probe finds out.
 type Answer struct {
 	Status Status
@@ -61,28 +71,29 @@ type Answer struct {
 }
 
 var (
-	errFormat   = errors.New("not in the format of headroom-probe/1")
+	errFormat   = errors.New("not in the format of headroom-probe/2")
 	errEndpoint = errors.New("the name of the endpoint is too long for a probe")
 )
 
 // AppendRequest appends the frame of a request to b. It fails only if the endpoint's name is longer than MaxEndpointID.
-func AppendRequest(b []byte, id uint32, endpoint registry.EndpointID) ([]byte, error) {
-	if len(endpoint) > MaxEndpointID {
-		return b, fmt.Errorf("%.40q...: %d bytes, %d at most: %w", endpoint, len(endpoint), MaxEndpointID, errEndpoint)
+func AppendRequest(b []byte, id uint32, q Request) ([]byte, error) {
+	if len(q.Endpoint) > MaxEndpointID {
+		return b, fmt.Errorf("%.40q...: %d bytes, %d at most: %w", q.Endpoint, len(q.Endpoint), MaxEndpointID, errEndpoint)
 	}
-	b = binary.BigEndian.AppendUint16(b, uint16(idSize+len(endpoint)))
+	b = binary.BigEndian.AppendUint16(b, uint16(minRequestSize+len(q.Endpoint)))
 	b = binary.BigEndian.AppendUint32(b, id)
-	return append(b, endpoint...), nil
+	b = binary.BigEndian.AppendUint64(b, q.Key)
+	return append(b, q.Endpoint...), nil
 }
 
 // ReadRequest reads the frame of a request. The endpoint is valid until r is read again. The error wraps io.EOF if r ends
 // before the frame begins. The buffer of r must hold a whole frame, as one of a KiB does.
-func ReadRequest(r *bufio.Reader) (id uint32, endpoint []byte, err error) {
-	frame, err := readFrame(r, idSize, maxRequestSize)
+func ReadRequest(r *bufio.Reader) (id uint32, key uint64, endpoint []byte, err error) {
+	frame, err := readFrame(r, minRequestSize, maxRequestSize)
 	if err != nil {
-		return 0, nil, fmt.Errorf("read a probe: %w", err)
+		return 0, 0, nil, fmt.Errorf("read a probe: %w", err)
 	}
-	return binary.BigEndian.Uint32(frame), frame[idSize:], nil
+	return binary.BigEndian.Uint32(frame), binary.BigEndian.Uint64(frame[idSize:]), frame[minRequestSize:], nil
 }
 
 // AppendAnswer appends the frame of an answer to b. A report out of bounds is brought within them.

@@ -20,8 +20,8 @@ func reader(b []byte) *bufio.Reader { return bufio.NewReaderSize(bytes.NewReader
 
 // TestFormat pins the bytes that the package documentation describes.
 func TestFormat(t *testing.T) {
-	request, err := probe.AppendRequest(nil, 0x01020304, "a/n/:1")
-	if want := "\x00\x0a\x01\x02\x03\x04a/n/:1"; err != nil || string(request) != want {
+	request, err := probe.AppendRequest(nil, 0x01020304, probe.Request{Endpoint: "a/n/:1", Key: 0x0a0b0c0d0e0f1011})
+	if want := "\x00\x12\x01\x02\x03\x04\x0a\x0b\x0c\x0d\x0e\x0f\x10\x11a/n/:1"; err != nil || string(request) != want {
 		t.Errorf("request %q, %v; want %q", request, err, want)
 	}
 	answer := probe.AppendAnswer(nil, 7, probe.Answer{
@@ -39,14 +39,14 @@ func TestFormat(t *testing.T) {
 
 func TestTooLongEndpoint(t *testing.T) {
 	long := registry.EndpointID(strings.Repeat("x", probe.MaxEndpointID))
-	b, err := probe.AppendRequest(nil, 1, long)
+	b, err := probe.AppendRequest(nil, 1, probe.Request{Endpoint: long})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, got, err := probe.ReadRequest(reader(b)); err != nil || registry.EndpointID(got) != long {
+	if _, _, got, err := probe.ReadRequest(reader(b)); err != nil || registry.EndpointID(got) != long {
 		t.Errorf("longest name: %v", err)
 	}
-	if b, err := probe.AppendRequest(nil, 1, long+"x"); err == nil || len(b) > 0 {
+	if b, err := probe.AppendRequest(nil, 1, probe.Request{Endpoint: long + "x"}); err == nil || len(b) > 0 {
 		t.Errorf("a name that is too long: %d bytes, no error", len(b))
 	}
 }
@@ -54,14 +54,17 @@ func TestTooLongEndpoint(t *testing.T) {
 func TestRoundTrips(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		id := rapid.Uint32().Draw(t, "id")
-		endpoint := registry.EndpointID(rapid.StringN(0, 40, 200).Draw(t, "endpoint"))
-		b, err := probe.AppendRequest(nil, id, endpoint)
+		q := probe.Request{
+			Endpoint: registry.EndpointID(rapid.StringN(0, 40, 200).Draw(t, "endpoint")),
+			Key:      rapid.Uint64().Draw(t, "key"),
+		}
+		b, err := probe.AppendRequest(nil, id, q)
 		if err != nil {
 			t.Fatal(err)
 		}
-		gotID, got, err := probe.ReadRequest(reader(b))
-		if err != nil || gotID != id || registry.EndpointID(got) != endpoint {
-			t.Errorf("request %d %q, %v", gotID, got, err)
+		gotID, key, got, err := probe.ReadRequest(reader(b))
+		if err != nil || gotID != id || key != q.Key || registry.EndpointID(got) != q.Endpoint {
+			t.Errorf("request %d %d %q, %v", gotID, key, got, err)
 		}
 		a := probe.Answer{Status: probe.Status(rapid.IntRange(0, 3).Draw(t, "status"))}
 		a.Report.RIF = rapid.Int32Range(0, load.MaxRIF).Draw(t, "rif")
@@ -101,19 +104,19 @@ func TestReadErrors(t *testing.T) {
 }
 
 func FuzzReadRequest(f *testing.F) {
-	for _, id := range []registry.EndpointID{"", "cart/n1/10.0.0.1:80"} {
-		b, _ := probe.AppendRequest(nil, 9, id)
+	for _, q := range []probe.Request{{}, {Endpoint: "cart/n1/10.0.0.1:80"}, {Endpoint: "cart/n1/10.0.0.1:80", Key: 1 << 60}} {
+		b, _ := probe.AppendRequest(nil, 9, q)
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := reader(b)
 		var again []byte
 		for {
-			id, endpoint, err := probe.ReadRequest(r)
+			id, key, endpoint, err := probe.ReadRequest(r)
 			if err != nil {
 				break
 			}
-			if again, err = probe.AppendRequest(again, id, registry.EndpointID(endpoint)); err != nil {
+			if again, err = probe.AppendRequest(again, id, probe.Request{Endpoint: registry.EndpointID(endpoint), Key: key}); err != nil {
 				t.Fatalf("read what can't be written: %v", err)
 			}
 		}

@@ -12,7 +12,7 @@ type Protocol string
 
 const (
 	HTTP  Protocol = "headroom-http/1"  // requests to replicas
-	Probe Protocol = "headroom-probe/1" // probes
+	Probe Protocol = "headroom-probe/2" // probes
 	RPC   Protocol = "headroom-rpc/1"   // gRPC service Peer
 )
 

@@ -134,7 +134,7 @@ func TestAccept(t *testing.T) {
 		wantErr    string
 	}{
 		{"http", "HEADROOM headroom-http/1\nGET", transport.HTTP, ""},
-		{"probe", "HEADROOM headroom-probe/1\nGET", transport.Probe, ""},
+		{"probe", "HEADROOM headroom-probe/2\nGET", transport.Probe, ""},
 		{"rpc", "HEADROOM headroom-rpc/1\nGET", transport.RPC, ""},
 		{"another version", "HEADROOM headroom-http/2\n", "", `"HEADROOM headroom-http/2": not an agent of a compatible version`},
 		{"http request", "GET / HTTP/1.1\r\n\r\n", "", `"GET / HTTP/1.1\r\n\r\n": not an agent`},
@@ -274,7 +274,7 @@ func TestNobodyAccepts(t *testing.T) {
 		var conns []net.Conn
 		for range 300 {
 			c := dial()
-			io.WriteString(c, "HEADROOM headroom-probe/1\n")
+			io.WriteString(c, "HEADROOM headroom-probe/2\n")
 			conns = append(conns, c)
 		}
 		synctest.Wait()
