@@ -343,11 +343,13 @@ func (s *simulation) tellFleets() {
 	}
 }
 
-// replicaOf returns the replica behind an endpoint, whose address tells its number.
+// replicaOf returns the replica behind an endpoint, whose ID tells its number.
 func (s *simulation) replicaOf(e *balancer.Endpoint) *replica {
-	record := e.Record()
-	ip := record.Address.Addr().As4()
-	return &s.replicas[int(ip[1])<<16|int(ip[2])<<8|int(ip[3])]
+	i := 0
+	for _, digit := range e.ID[len("sim/r") : len("sim/r")+digits] {
+		i = 10*i + int(digit-'0')
+	}
+	return &s.replicas[i]
 }
 
 func (s *simulation) registered() []registry.Endpoint {

@@ -53,8 +53,11 @@ type job struct {
 	try  *try
 }
 
+// digits is how many a node's name has.
+const digits = 6
+
 func nodeName(prefix string, i int) registry.NodeName {
-	return registry.NodeName(fmt.Sprintf("%s%05d", prefix, i))
+	return registry.NodeName(fmt.Sprintf("%s%0*d", prefix, digits, i))
 }
 
 func (s *simulation) addReplicas() {
