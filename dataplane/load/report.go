@@ -11,8 +11,10 @@ import (
 
 // Bounds on what a report may claim. A larger value is not believed.
 const (
-	MaxRIF     = 1 << 20
-	MaxLatency = time.Hour
+	MaxRIF         = 1 << 20
+	MaxLatency     = time.Hour
+	MaxRate        = 1e9
+	MaxUtilization = MaxRIF
 )
 
 // Report is a replica's load at one moment, as its own agent counts it.
@@ -30,13 +32,17 @@ type Report struct {
 
 // Valid reports whether the values are within bounds.
 func (r Report) Valid() bool {
-	return r.RIF >= 0 && r.RIF <= MaxRIF && (!r.Known || r.Latency >= 0 && r.Latency <= MaxLatency)
+	return r.RIF >= 0 && r.RIF <= MaxRIF && (!r.Known || r.Latency >= 0 && r.Latency <= MaxLatency) &&
+		within(r.Rate, MaxRate) && within(r.ErrorRate, MaxRate) && within(r.Utilization, MaxUtilization)
 }
 
-// String renders the report as the header between agents carries it: "rif=3 latency=1200us", without the latency where
-// none is known.
+// within reports whether v is a number from 0 to most.
+func within(v, most float64) bool { return v >= 0 && v <= most }
+
+// String renders the report as the header between agents carries it, "rif=3 latency=1200us rate=120.5 errors=1.2 util=0.43",
+// without what is not known or 0. Rates are rounded to four digits.
 func (r Report) String() string {
-	b := make([]byte, 0, 48)
+	b := make([]byte, 0, 96)
 	b = append(b, "rif="...)
 	b = strconv.AppendInt(b, int64(r.RIF), 10)
 	if r.Known {
@@ -44,34 +50,83 @@ func (r Report) String() string {
 		b = strconv.AppendInt(b, r.Latency.Microseconds(), 10)
 		b = append(b, "us"...)
 	}
+	b = appendNumber(b, " rate=", r.Rate)
+	b = appendNumber(b, " errors=", r.ErrorRate)
+	b = appendNumber(b, " util=", r.Utilization)
 	return string(b)
 }
 
-var errReport = errors.New("load report: want rif=N [latency=Nus] within bounds")
+func appendNumber(b []byte, name string, v float64) []byte {
+	if v == 0 {
+		return b
+	}
+	return strconv.AppendFloat(append(b, name...), v, 'g', 4, 64)
+}
+
+var errReport = errors.New("load report: want rif=N [latency=Nus] [rate=X] [errors=X] [util=X] within bounds")
 
 // ParseReport reads what String renders.
 func ParseReport(s string) (Report, error) {
-	rif, latency, known := strings.Cut(s, " ")
-	n, ok := strings.CutPrefix(rif, "rif=")
-	if !ok {
-		return Report{}, fmt.Errorf("%q: %w", s, errReport)
-	}
-	v, err := strconv.ParseInt(n, 10, 32)
-	if err != nil {
-		return Report{}, fmt.Errorf("%q: %w", s, errReport)
-	}
-	r := Report{RIF: int32(v), Known: known}
-	if known {
-		us, ok := strings.CutPrefix(latency, "latency=")
-		us, ok2 := strings.CutSuffix(us, "us")
-		v, err := strconv.ParseInt(us, 10, 64)
-		if !ok || !ok2 || err != nil || v < 0 || v > MaxLatency.Microseconds() {
-			return Report{}, fmt.Errorf("%q: %w", s, errReport)
-		}
-		r.Latency = time.Duration(v) * time.Microsecond
-	}
-	if !r.Valid() {
+	r, ok := parseReport(s)
+	if !ok || !r.Valid() {
 		return Report{}, fmt.Errorf("%q: %w", s, errReport)
 	}
 	return r, nil
+}
+
+func parseReport(s string) (r Report, ok bool) {
+	fields := fieldsOf(s)
+	r.RIF, ok = fields.rif()
+	if !ok {
+		return r, false
+	}
+	r.Latency, r.Known, ok = fields.latency()
+	return r, ok && fields.number("rate=", &r.Rate) && fields.number("errors=", &r.ErrorRate) &&
+		fields.number("util=", &r.Utilization) && fields == ""
+}
+
+// fields is what is left to read of a report.
+type fields string
+
+// fieldsOf makes each field end with a space. A report that does so already has one field too many.
+func fieldsOf(s string) fields { return fields(s + " ") }
+
+// next takes a field off the front if it has the name.
+func (f *fields) next(name string) (value string, found bool) {
+	rest, found := strings.CutPrefix(string(*f), name)
+	if found {
+		value, rest, _ = strings.Cut(rest, " ")
+		*f = fields(rest)
+	}
+	return value, found
+}
+
+func (f *fields) rif() (rif int32, ok bool) {
+	value, _ := f.next("rif=")
+	v, err := strconv.ParseInt(value, 10, 32)
+	return int32(v), err == nil
+}
+
+func (f *fields) latency() (latency time.Duration, known, ok bool) {
+	value, known := f.next("latency=")
+	if !known {
+		return 0, false, true
+	}
+	value, ok = strings.CutSuffix(value, "us")
+	us, err := strconv.ParseInt(value, 10, 64)
+	if !ok || err != nil || us < 0 || us > MaxLatency.Microseconds() {
+		return 0, true, false
+	}
+	return time.Duration(us) * time.Microsecond, true, true
+}
+
+// number reads a field that may be missing.
+func (f *fields) number(name string, into *float64) (ok bool) {
+	value, found := f.next(name)
+	if !found {
+		return true
+	}
+	v, err := strconv.ParseFloat(value, 64)
+	*into = v
+	return err == nil
 }

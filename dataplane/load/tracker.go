@@ -28,6 +28,7 @@ type Tracker struct {
 
 	rif       int32
 	estimator estimator
+	rates     rates
 	requests  uint64
 	errors    uint64
 }
@@ -43,6 +44,7 @@ func (t *Tracker) Begin(now time.Time) Token {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	token := Token{start: now, rif: t.rif}
+	t.rates.advance(now, t.rif)
 	t.rif++
 	t.requests++
 	return token
@@ -54,12 +56,15 @@ func (t *Tracker) End(now time.Time, token Token, outcome Outcome) {
 	took := now.Sub(token.start)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.rates.advance(now, t.rif)
 	t.rif--
 	switch outcome {
 	case OK:
+		t.rates.answered++
 		t.estimator.add(now, token.rif, took)
 	case Failed:
 		t.errors++
+		t.rates.failed++
 		t.estimator.add(now, token.rif, max(took, FailurePenalty))
 	case Canceled:
 		// The request would have taken at least this long. That is news only if more was not expected anyway.
@@ -69,19 +74,35 @@ func (t *Tracker) End(now time.Time, token Token, outcome Outcome) {
 	}
 }
 
-// Report returns the load at this moment.
+// Utilize takes in the share of its capacity that the replica itself says it has in use (as ORCA reports do), since it
+// last said so. Without such word, or when the last is older than 30 seconds, the mean number of requests in flight
+// stands for it: rate/utilization then is 1/latency, by Little's law, and the replica counts as capable as it is fast.
+func (t *Tracker) Utilize(now time.Time, u float64) {
+	if !within(u, MaxUtilization) {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.rates.utilize(now, u)
+}
+
+// Report returns the load at this moment, for a probe: without rates.
 func (t *Tracker) Report(now time.Time) Report {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	latency, known := t.estimator.estimate(now, t.rif)
-	return Report{RIF: t.rif, Latency: min(latency, MaxLatency), Known: known}
+	return t.reportLocked(now, t.rif)
 }
 
-// ReportLeaving returns the load without the one request that is just being answered.
+// ReportLeaving returns the load without the one request that is just being answered, for its response.
 func (t *Tracker) ReportLeaving(now time.Time) Report {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	rif := max(t.rif-1, 0)
+	r := t.reportLocked(now, max(t.rif-1, 0))
+	t.rates.fill(now, t.rif, &r)
+	return r
+}
+
+func (t *Tracker) reportLocked(now time.Time, rif int32) Report {
 	latency, known := t.estimator.estimate(now, rif)
 	return Report{RIF: rif, Latency: min(latency, MaxLatency), Known: known}
 }
