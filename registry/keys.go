@@ -62,5 +62,8 @@ func (e Endpoint) Validate() error {
 	if !e.Address.IsValid() || e.Address.Port() == 0 {
 		problems = append(problems, fmt.Errorf("address %q: want IP:PORT", e.Address))
 	}
+	if e.Weight < 0 || e.Weight > MaxWeight {
+		problems = append(problems, fmt.Errorf("weight %d: want 1 to %d, or 0, which counts as 1", e.Weight, MaxWeight))
+	}
 	return errors.Join(problems...)
 }

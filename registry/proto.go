@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -44,6 +45,7 @@ func (e Endpoint) Proto() *meshv1.EndpointRecord {
 		Zone:    strings.ToValidUTF8(e.Zone, "?"),
 		Address: e.Address.String(),
 		State:   e.State.Proto(),
+		Weight:  uint32(e.Weight),
 	}
 	if e.Agent.IsValid() {
 		r.Agent = e.Agent.String()
@@ -87,7 +89,7 @@ func EndpointFromValue(value []byte) (Endpoint, error) {
 
 // EndpointFromProto returns the endpoint that a record describes. An endpoint outside the mesh has no agent.
 func EndpointFromProto(r *meshv1.EndpointRecord) (Endpoint, error) {
-	e := Endpoint{Service: ServiceName(r.GetService()), Node: NodeName(r.GetNode()), Zone: r.GetZone()}
+	e := Endpoint{Service: ServiceName(r.GetService()), Node: NodeName(r.GetNode()), Zone: r.GetZone(), Weight: weightFromProto(r.GetWeight())}
 	var addressErr, agentErr, stateErr error
 	if e.Address, addressErr = netip.ParseAddrPort(r.GetAddress()); addressErr != nil {
 		return Endpoint{}, fmt.Errorf("address: %w", addressErr)
@@ -105,6 +107,9 @@ func EndpointFromProto(r *meshv1.EndpointRecord) (Endpoint, error) {
 	}
 	return e, nil
 }
+
+// weightFromProto keeps what is out of bounds out of bounds, for Validate.
+func weightFromProto(weight uint32) int32 { return int32(min(weight, math.MaxInt32)) }
 
 func stateFromProto(s meshv1.EndpointRecord_State) (State, error) {
 	switch s {

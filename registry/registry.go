@@ -30,6 +30,9 @@ type Endpoint struct {
 	Weight  int32 // how much it can bear, compared with others; 0 counts as 1
 }
 
+// MaxWeight bounds the weights of endpoints.
+const MaxWeight = 100
+
 // ID returns the name of the endpoint, which stays the same over restarts of its agent.
 func (e Endpoint) ID() EndpointID {
 	return EndpointID(string(e.Service) + "/" + string(e.Node) + "/" + e.Address.String())

@@ -232,7 +232,9 @@ func anyValue(key string) *rapid.Generator[value] {
 		switch part[0] {
 		case "endpoints":
 			state := rapid.SampledFrom([]registry.State{registry.Ready, registry.Unhealthy, registry.Draining}).Draw(t, "state")
-			return value{endpoint: endpoint(registry.ServiceName(part[1]), part[2], state)}
+			e := endpoint(registry.ServiceName(part[1]), part[2], state)
+			e.Weight = rapid.Int32Range(0, 2).Draw(t, "weight")
+			return value{endpoint: e}
 		case "nodes":
 			return value{complete: rapid.Bool().Draw(t, "complete")}
 		case "policies":
@@ -508,6 +510,9 @@ func TestEndpointProblems(t *testing.T) {
 		{`{"service":"web","node":"a","address":"10.0.0.1:80","agent":"x","state":"READY"}`, "agent"},
 		{`{"service":"web","node":"a","address":"10.0.0.1:80"}`, "state"},
 		{`{"service":"web","node":"a","address":"10.0.0.1:80","state":"SLEEPING"}`, "state"},
+		{`{"service":"web","node":"a","address":"10.0.0.1:80","state":"READY","weight":100}`, ""},
+		{`{"service":"web","node":"a","address":"10.0.0.1:80","state":"READY","weight":101}`, "weight 101"},
+		{`{"service":"web","node":"a","address":"10.0.0.1:80","state":"READY","weight":4294967295}`, "weight"},
 		{`{"service":"web`, "unexpected EOF"},
 		{``, "syntax"},
 	} {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -141,14 +140,16 @@ func (s *adminServer) awaitReplicas(ctx context.Context, service localservice.Lo
 }
 
 func (s *adminServer) haveReplicas(service localservice.LocalService) bool {
-	found := map[netip.AddrPort]bool{}
+	found := map[localservice.Endpoint]bool{}
 	if known := s.cfg.Snapshot().Services[registry.ServiceName(service.Service)]; known != nil {
 		for _, e := range known.Endpoints {
 			// One that is draining may be left over from before.
-			found[e.Address] = found[e.Address] || e.Node == s.cfg.Node && e.State != registry.Draining
+			if e.Node == s.cfg.Node && e.State != registry.Draining {
+				found[localservice.Endpoint{Address: e.Address, Weight: int(max(e.Weight, 1))}] = true
+			}
 		}
 	}
-	return !slices.ContainsFunc(service.Endpoints, func(a netip.AddrPort) bool { return !found[a] })
+	return !slices.ContainsFunc(service.Endpoints, func(e localservice.Endpoint) bool { return !found[e] })
 }
 
 func (s *adminServer) Deregister(ctx context.Context, r *meshv1.DeregisterRequest) (*meshv1.DeregisterResponse, error) {

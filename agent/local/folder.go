@@ -148,9 +148,10 @@ func (f *folder) bad() int {
 
 // declaration is a replica as a file declares it.
 type declaration struct {
-	key   replicaKey
-	check *localservice.HealthCheck
-	file  string // with its folder
+	key    replicaKey
+	weight int
+	check  *localservice.HealthCheck
+	file   string // with its folder
 }
 
 // declarations lists what the files declare, in the order of their names.
@@ -158,9 +159,9 @@ func (f *folder) declarations() []declaration {
 	var all []declaration
 	for _, name := range slices.Sorted(maps.Keys(f.files)) {
 		for _, s := range f.files[name].services {
-			for _, a := range s.Endpoints {
-				key := replicaKey{registry.ServiceName(s.Service), a}
-				all = append(all, declaration{key, s.Check, filepath.Join(f.path, name)})
+			for _, e := range s.Endpoints {
+				key := replicaKey{registry.ServiceName(s.Service), e.Address}
+				all = append(all, declaration{key, e.Weight, s.Check, filepath.Join(f.path, name)})
 			}
 		}
 	}
@@ -168,21 +169,19 @@ func (f *folder) declarations() []declaration {
 }
 
 // merge returns what the folders declare together, the first one winning, and describes the duplicates.
-func merge(folders ...folder) (map[replicaKey]*localservice.HealthCheck, map[string]bool) {
-	checks := map[replicaKey]*localservice.HealthCheck{}
-	first := map[replicaKey]string{}
+func merge(folders ...folder) (map[replicaKey]declaration, map[string]bool) {
+	first := map[replicaKey]declaration{}
 	duplicates := map[string]bool{}
 	for _, f := range folders {
 		for _, d := range f.declarations() {
 			if earlier, ok := first[d.key]; ok {
-				duplicates[fmt.Sprintf("%s %s: in %s and in %s", d.key.service, d.key.address, earlier, d.file)] = true
+				duplicates[fmt.Sprintf("%s %s: in %s and in %s", d.key.service, d.key.address, earlier.file, d.file)] = true
 				continue
 			}
-			first[d.key] = d.file
-			checks[d.key] = d.check
+			first[d.key] = d
 		}
 	}
-	return checks, duplicates
+	return first, duplicates
 }
 
 // find returns the file that declares a replica.
@@ -213,12 +212,17 @@ func fileOf(service string, address netip.AddrPort) string {
 }
 
 // write stores one replica, whole or not at all.
-func (f *folder) write(service string, address netip.AddrPort, check *meshv1.HealthCheck) error {
+func (f *folder) write(service string, e localservice.Endpoint, check *meshv1.HealthCheck) error {
+	address := e.Address
+	endpoint := &meshv1.LocalEndpoint{Address: address.String()}
+	if e.Weight != 1 {
+		endpoint.Weight = new(uint32(e.Weight))
+	}
 	data, err := localservice.Encode(&meshv1.LocalService{
 		ApiVersion: policy.APIVersion,
 		Kind:       localservice.Kind,
 		Metadata:   &meshv1.Metadata{Name: service},
-		Spec:       &meshv1.LocalServiceSpec{Endpoints: []*meshv1.LocalEndpoint{{Address: address.String()}}, Check: check},
+		Spec:       &meshv1.LocalServiceSpec{Endpoints: []*meshv1.LocalEndpoint{endpoint}, Check: check},
 	})
 	if err != nil {
 		return fmt.Errorf("register %s %s: %w", service, address, err)

@@ -98,6 +98,7 @@ type replicaKey struct {
 
 // replica is one that is declared, and what its checks have found.
 type replica struct {
+	weight int
 	check  *localservice.HealthCheck // nil: none
 	health health
 	err    string             // of the last check
@@ -227,20 +228,23 @@ func (l *Local) apply(ctx context.Context, wg *sync.WaitGroup) {
 	declared, duplicates := merge(l.services, l.registered)
 	l.warnLocked(duplicates)
 	for key, r := range l.replicas {
-		if check, ok := declared[key]; !ok {
+		if d, ok := declared[key]; !ok {
 			l.log.Info("replica gone from this node", "service", key.service, "endpoint", key.address)
 			r.stopChecks()
 			delete(l.replicas, key)
-		} else if !sameCheck(r.check, check) {
-			r.stopChecks()
-			r.check = check
-			l.startChecks(ctx, wg, key, r)
+		} else {
+			r.weight = d.weight
+			if !sameCheck(r.check, d.check) {
+				r.stopChecks()
+				r.check = d.check
+				l.startChecks(ctx, wg, key, r)
+			}
 		}
 	}
-	for key, check := range declared {
+	for key, d := range declared {
 		if _, ok := l.replicas[key]; !ok {
 			l.log.Info("replica on this node", "service", key.service, "endpoint", key.address)
-			r := &replica{check: check}
+			r := &replica{weight: d.weight, check: d.check}
 			l.replicas[key] = r
 			l.startChecks(ctx, wg, key, r)
 		}
@@ -340,7 +344,7 @@ func (l *Local) endpoints() []registry.Endpoint {
 	for key, r := range l.replicas {
 		if state, ok := l.stateLocked(r); ok {
 			e := l.endpoint(key)
-			e.State = state
+			e.State, e.Weight = state, int32(r.weight)
 			all = append(all, e)
 		}
 	}
@@ -374,7 +378,7 @@ func (l *Local) CheckErrors() map[registry.EndpointID]string {
 	return errs
 }
 
-// Register adds replicas, or changes their check. They stay over restarts. Its error is ErrDeclared for a replica that a
+// Register adds replicas, or changes their weight and check. They stay over restarts. Its error is ErrDeclared for a replica that a
 // file of the operator's declares, and ErrDraining after Drain.
 func (l *Local) Register(ctx context.Context, doc *meshv1.LocalService) error {
 	s, err := localservice.Compile(doc)
@@ -390,17 +394,17 @@ func (l *Local) Register(ctx context.Context, doc *meshv1.LocalService) error {
 		return fmt.Errorf("%s: %w", s.Service, ErrDraining)
 	}
 	l.readLocked()
-	for _, address := range s.Endpoints {
-		key := replicaKey{registry.ServiceName(s.Service), address}
+	for _, e := range s.Endpoints {
+		key := replicaKey{registry.ServiceName(s.Service), e.Address}
 		if file, ok := l.services.find(key); ok {
-			return fmt.Errorf("%s %s: %w, %s: change it there", s.Service, address, ErrDeclared, file)
+			return fmt.Errorf("%s %s: %w, %s: change it there", s.Service, e.Address, ErrDeclared, file)
 		}
 	}
-	for _, address := range s.Endpoints {
+	for _, e := range s.Endpoints {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := l.registered.write(s.Service, address, doc.GetSpec().GetCheck()); err != nil {
+		if err := l.registered.write(s.Service, e, doc.GetSpec().GetCheck()); err != nil {
 			return err
 		}
 	}

@@ -87,7 +87,11 @@ func start(t *testing.T, cfg Config) *node {
 func render(endpoints []registry.Endpoint) string {
 	var words []string
 	for _, e := range endpoints {
-		words = append(words, fmt.Sprintf("%s@%s:%s", e.Service, e.Address, e.State))
+		word := fmt.Sprintf("%s@%s:%s", e.Service, e.Address, e.State)
+		if e.Weight != 1 {
+			word += fmt.Sprintf("*%d", e.Weight)
+		}
+		words = append(words, word)
 	}
 	return strings.Join(words, " ")
 }
@@ -320,6 +324,35 @@ func TestRegistrationsSurviveRestarts(t *testing.T) {
 		t.Errorf("deregister all: %v, %v", removed, err)
 	}
 	again.want(t, "")
+}
+
+func TestWeights(t *testing.T) {
+	cfg := config(t)
+	file := func(weight string) string {
+		return "{apiVersion: headroom.dev/v1, kind: LocalService, metadata: {name: web}, " +
+			"spec: {endpoints: [{address: 127.0.0.1:1" + weight + "}]}}"
+	}
+	put(t, cfg.Services, "a.yaml", file(", weight: 4"))
+	n := start(t, cfg)
+	n.want(t, "web@127.0.0.1:1:ready*4")
+	put(t, cfg.Services, "a.yaml", file(", weight: 7"))
+	n.want(t, "web@127.0.0.1:1:ready*7")
+	put(t, cfg.Services, "a.yaml", file(""))
+	n.want(t, "web@127.0.0.1:1:ready")
+
+	doc := local("api", nil, "127.0.0.1:2")
+	doc.Spec.Endpoints[0].Weight = new(uint32(100))
+	if err := n.Register(t.Context(), doc); err != nil {
+		t.Fatal(err)
+	}
+	n.want(t, "api@127.0.0.1:2:ready*100 web@127.0.0.1:1:ready")
+	n.stop()
+	again := start(t, cfg)
+	again.want(t, "api@127.0.0.1:2:ready*100 web@127.0.0.1:1:ready")
+	if err := again.Register(t.Context(), local("api", nil, "127.0.0.1:2")); err != nil {
+		t.Fatal(err)
+	}
+	again.want(t, "api@127.0.0.1:2:ready web@127.0.0.1:1:ready")
 }
 
 func TestRegisterAndDeregisterRefuse(t *testing.T) {

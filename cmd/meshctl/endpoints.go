@@ -32,7 +32,7 @@ func (a *app) endpoints() *cobra.Command {
 				if len(args) == 1 && len(answer.Endpoints) == 0 {
 					cmd.PrintErrf("No replica of %s is registered.\n", args[0])
 				}
-				return writeTable(cmd.OutOrStdout(), "SERVICE NODE ADDRESS ZONE STATE AGENT", endpointRows(answer))
+				return writeTable(cmd.OutOrStdout(), "SERVICE NODE ADDRESS ZONE WEIGHT STATE AGENT", endpointRows(answer))
 			})
 		},
 	}
@@ -42,7 +42,7 @@ func (a *app) endpoints() *cobra.Command {
 
 func endpointRows(answer *meshv1.ListEndpointsResponse) (rows [][]string) {
 	for _, e := range answer.Endpoints {
-		rows = append(rows, []string{e.Service, e.Node, e.Address, e.Zone, stateWord(e.State), e.Agent})
+		rows = append(rows, []string{e.Service, e.Node, e.Address, e.Zone, fmt.Sprint(max(e.Weight, 1)), stateWord(e.State), e.Agent})
 	}
 	return rows
 }
@@ -52,6 +52,7 @@ func stateWord(s meshv1.EndpointRecord_State) string { return strings.ToLower(s.
 // registration is what the flags of register say.
 type registration struct {
 	addresses         []string
+	weight            uint32
 	check             string
 	interval, timeout time.Duration
 	rise, fall        uint32
@@ -66,7 +67,8 @@ func (a *app) register() *cobra.Command {
 		Long: `Register replicas that run on the node of the agent that is asked. They stay registered, over restarts of the
 agent too, until they are deregistered.`,
 		Example: `  meshctl register checkout --address 127.0.0.1:8080 --check http:/healthz
-  meshctl register ledger --address 127.0.0.1:9090 --check grpc --check-interval 500ms`,
+  meshctl register ledger --address 127.0.0.1:9090 --check grpc --check-interval 500ms
+  meshctl register batch --address 127.0.0.1:8090 --weight 4`,
 		Args: serviceArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.given = cmd.Flags().Changed
@@ -86,6 +88,7 @@ agent too, until they are deregistered.`,
 	}
 	flags := cmd.Flags()
 	flags.StringSliceVar(&r.addresses, "address", nil, "where a replica listens, IP:PORT, as the agent reaches it; may be repeated")
+	flags.Uint32Var(&r.weight, "weight", 1, "how much each of them can bear, compared with other replicas of the service, 1 to 100")
 	flags.StringVar(&r.check, "check", "", "health check: http:/PATH, tcp, grpc or grpc:SERVICE (default none: always healthy)")
 	flags.DurationVar(&r.interval, "check-interval", 0, "time between two checks (default 2s)")
 	flags.DurationVar(&r.timeout, "check-timeout", 0, "time allowed for one check (default 1s)")
@@ -109,7 +112,11 @@ func (r registration) document(service string) (*meshv1.LocalService, error) {
 		Spec:       &meshv1.LocalServiceSpec{Check: check},
 	}
 	for _, address := range r.addresses {
-		doc.Spec.Endpoints = append(doc.Spec.Endpoints, &meshv1.LocalEndpoint{Address: address})
+		e := &meshv1.LocalEndpoint{Address: address}
+		if r.given("weight") {
+			e.Weight = &r.weight
+		}
+		doc.Spec.Endpoints = append(doc.Spec.Endpoints, e)
 	}
 	if err := localservice.Validate(doc); err != nil {
 		return nil, misused("%v", listed("this can't be registered", err))

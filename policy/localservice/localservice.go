@@ -20,8 +20,14 @@ const Kind = "LocalService"
 // LocalService is what a document means, with every default filled in.
 type LocalService struct {
 	Service   string
-	Endpoints []netip.AddrPort // at least one, no two alike
-	Check     *HealthCheck     // nil: the replicas always count as healthy
+	Endpoints []Endpoint   // at least one, no two at the same address
+	Check     *HealthCheck // nil: the replicas always count as healthy
+}
+
+// Endpoint is one replica.
+type Endpoint struct {
+	Address netip.AddrPort
+	Weight  int // how much it can bear, compared with others
 }
 
 // HealthCheck says how to tell whether a replica is healthy.
@@ -104,27 +110,28 @@ func Compile(doc *meshv1.LocalService) (LocalService, error) {
 	return s, nil
 }
 
-func readEndpoints(endpoints []*meshv1.LocalEndpoint, problems *document.Problems) []netip.AddrPort {
+func readEndpoints(endpoints []*meshv1.LocalEndpoint, problems *document.Problems) []Endpoint {
 	if len(endpoints) == 0 {
 		problems.Add("spec.endpoints", `want at least one, such as "address: 127.0.0.1:8080"`)
 	}
-	var addresses []netip.AddrPort
+	var all []Endpoint
 	first := map[netip.AddrPort]int{}
 	for i, e := range endpoints {
-		path := fmt.Sprintf("spec.endpoints[%d].address", i)
+		path := fmt.Sprintf("spec.endpoints[%d].", i)
+		weight := problems.Count(path+"weight", e.Weight, 1, 1, 100)
 		address, err := ParseAddress(e.GetAddress())
 		if err != nil {
-			problems.Add(path, "%v", err)
+			problems.Add(path+"address", "%v", err)
 			continue
 		}
 		if earlier, found := first[address]; found {
-			problems.Add(path, "%s is endpoint %d already", address, earlier)
+			problems.Add(path+"address", "%s is endpoint %d already", address, earlier)
 			continue
 		}
 		first[address] = i
-		addresses = append(addresses, address)
+		all = append(all, Endpoint{address, weight})
 	}
-	return addresses
+	return all
 }
 
 // ParseAddress reads the address of a replica. Its error says what would be right.
