@@ -94,10 +94,13 @@ func (in *Inbound) Deliver(r *http.Request, id registry.EndpointID) (*http.Respo
 		flight.end(outcomeOf(f.Reason))
 		return nil, load.Report{}, f
 	}
-	report := replica.Load.ReportLeaving(time.Now())
+	now := time.Now()
+	replica.utilized(now, resp.Header)
+	report := replica.Load.ReportLeaving(now)
 	flight.failed = resp.StatusCode >= http.StatusInternalServerError
 	httpio.TrackBody(r.Context(), resp, func(end httpio.BodyEnd) {
 		httpio.StripHeaders(resp.Trailer)
+		replica.utilized(time.Now(), resp.Trailer)
 		flight.finished(end)
 	})
 	return resp, report, nil
@@ -117,8 +120,16 @@ func (in *Inbound) send(r *http.Request, replica *Replica) (*http.Response, erro
 		return nil, f
 	}
 	httpio.StripHeaders(resp.Header)
-	httpio.StripHeaders(resp.Trailer)
+	httpio.StripHeaders(resp.Trailer) // the announcement
+	takeUtilization(resp.Trailer)
 	return resp, nil
+}
+
+// utilized notes what the replica says of itself in a header or in trailers.
+func (r *Replica) utilized(now time.Time, h http.Header) {
+	if u := takeUtilization(h); u > 0 {
+		r.Load.Utilize(now, u)
+	}
 }
 
 func deliveryFault(ctx context.Context, id registry.EndpointID, err error) *fault.Error {

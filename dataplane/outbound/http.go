@@ -124,7 +124,7 @@ func (en *engine) roundTrip(r *http.Request) (*http.Response, error) {
 	for {
 		picked, err := en.outbound.pick(x, r, tried[:x.tries])
 		if err != nil {
-			return x.fail(pickFault(x.service.name, err, failure))
+			return x.fail(pickFault(r.Context(), x.service.name, err, failure))
 		}
 		tried[x.tries] = picked.Endpoint
 		x.tries++
@@ -163,8 +163,10 @@ func (s *service) retry() bool {
 // errAllTried means that there is no replica but those that the request could not be sent to.
 var errAllTried = errors.New("all replicas were tried")
 
-func pickFault(name registry.ServiceName, err error, last *fault.Error) *fault.Error {
+func pickFault(ctx context.Context, name registry.ServiceName, err error, last *fault.Error) *fault.Error {
 	switch {
+	case ctx.Err() != nil:
+		return httpio.FaultOf(ctx, err)
 	case errors.Is(err, errAllTried):
 		return fault.New(fault.RetriesExhausted, "no connection, and no other replica to try: %s", last.Detail)
 	case errors.Is(err, balancer.ErrNoEndpoints):
@@ -179,9 +181,9 @@ const repicks = 8
 
 // pick places the request on a replica that was not tried yet, and sends the probes that are due.
 func (o *Outbound) pick(x *exchange, r *http.Request, tried []*balancer.Endpoint) (balancer.Picked, error) {
-	now := time.Now()
 	b := x.service.balancer.Load()
-	picked, err := b.Pick(now, keyOf(r, b.Policy))
+	picked, err := o.place(x, r, b, tried)
+	now := time.Now()
 	for n := 0; err == nil && slices.Contains(tried, picked.Endpoint); n++ {
 		picked.Done(now, balancer.Abandoned)
 		if n == repicks {
@@ -197,6 +199,25 @@ func (o *Outbound) pick(x *exchange, r *http.Request, tried []*balancer.Endpoint
 		o.probe(now, x.service, b, picked.Shard(), e)
 	}
 	return picked, nil
+}
+
+// place places the request by the rule, which may have to ask replicas first. It does not ask those that were tried.
+func (o *Outbound) place(x *exchange, r *http.Request, b *balancer.Balancer, tried []*balancer.Endpoint) (balancer.Picked, error) {
+	now, req := time.Now(), keyOf(r, b.Policy)
+	asked, enough, asks := b.Inquire(now, req, x.probes[:0])
+	if !asks {
+		return b.Pick(now, req)
+	}
+	targets := slices.DeleteFunc(asked, func(e *balancer.Endpoint) bool { return slices.Contains(tried, e) })
+	if len(targets) == 0 {
+		return b.Pick(now, req)
+	}
+	enough = max(1, enough-(len(asked)-len(targets)))
+	answers, err := o.inquire(r.Context(), x.service, b, req, targets, enough)
+	if err != nil {
+		return balancer.Picked{}, err
+	}
+	return b.Choose(time.Now(), req, answers)
 }
 
 // keyOf returns what the rule may know of the request.

@@ -174,18 +174,23 @@ func (o *Outbound) probeIdle(now time.Time, s *service) {
 // noShard marks a probe that only tells whether an agent is there.
 const noShard = -1
 
-// probe asks for the load of a replica. It never blocks.
+// probe asks for the load of a replica on account of a shard. It never blocks.
 func (o *Outbound) probe(now time.Time, s *service, b *balancer.Balancer, shard int, e *balancer.Endpoint) {
-	record := e.Record()
 	k := o.sinks.Get().(*sink)
 	*k = sink{outbound: o, service: s, balancer: b, shard: shard, endpoint: e}
+	o.ask(now, s, e, probe.Request{Endpoint: e.ID}, b.Policy.Prequal.ProbeTimeout, k, 0)
+}
+
+// ask sends a probe, and tells sink what became of it, which may be now. It never blocks.
+func (o *Outbound) ask(now time.Time, s *service, e *balancer.Endpoint, q probe.Request, timeout time.Duration, sink probe.Sink, token uint64) {
+	record := e.Record()
 	if record.Node == o.cfg.Node {
 		s.probes.Add(1)
-		k.Answered(0, o.cfg.Inbound.Probe(now, probe.Request{Endpoint: e.ID}), now)
+		sink.Answered(token, o.cfg.Inbound.Probe(now, q), now)
 		return
 	}
-	if !o.cfg.Prober.Probe(record.Agent, probe.Request{Endpoint: e.ID}, b.Policy.Prequal.ProbeTimeout, k, 0) {
-		k.Lost(0, now) // an agent that is silent is not asked
+	if !o.cfg.Prober.Probe(record.Agent, q, timeout, sink, token) {
+		sink.Lost(token, now) // an agent that is silent is not asked
 		return
 	}
 	s.probes.Add(1)
@@ -205,8 +210,7 @@ func (k *sink) Answered(_ uint64, a probe.Answer, now time.Time) {
 	k.service.answers.Add(1)
 	switch {
 	case a.Status != probe.OK:
-		k.service.fleet.Decline(now, k.endpoint)
-		k.balancer.Forget(k.endpoint)
+		k.service.declined(now, k.balancer, k.endpoint)
 	case k.shard != noShard:
 		k.balancer.Probed(now, k.shard, k.endpoint, a.Report)
 	}

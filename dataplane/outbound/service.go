@@ -62,6 +62,12 @@ func balancingDiffers(a, b policy.Policy) bool {
 	return a != b
 }
 
+// declined notes that a replica takes no requests, as its own agent says.
+func (s *service) declined(now time.Time, b *balancer.Balancer, e *balancer.Endpoint) {
+	s.fleet.Decline(now, e)
+	b.Forget(e)
+}
+
 func (s *service) use(now time.Time) {
 	s.requests.Add(1)
 	s.lastUse.Store(now.UnixNano())
