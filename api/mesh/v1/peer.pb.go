@@ -23,6 +23,185 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type ReserveRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// service/node/address
+	Endpoint      string `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveRequest) Reset() {
+	*x = ReserveRequest{}
+	mi := &file_mesh_v1_peer_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveRequest) ProtoMessage() {}
+
+func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_peer_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
+func (*ReserveRequest) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ReserveRequest) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+type Grant struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the request carries to claim the slot.
+	Reservation   string `protobuf:"bytes,1,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Grant) Reset() {
+	*x = Grant{}
+	mi := &file_mesh_v1_peer_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Grant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Grant) ProtoMessage() {}
+
+func (x *Grant) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_peer_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Grant.ProtoReflect.Descriptor instead.
+func (*Grant) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Grant) GetReservation() string {
+	if x != nil {
+		return x.Reservation
+	}
+	return ""
+}
+
+type ListenIdleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Service       string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListenIdleRequest) Reset() {
+	*x = ListenIdleRequest{}
+	mi := &file_mesh_v1_peer_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListenIdleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListenIdleRequest) ProtoMessage() {}
+
+func (x *ListenIdleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_peer_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListenIdleRequest.ProtoReflect.Descriptor instead.
+func (*ListenIdleRequest) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ListenIdleRequest) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+type IdleReplica struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// service/node/address
+	Endpoint      string `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IdleReplica) Reset() {
+	*x = IdleReplica{}
+	mi := &file_mesh_v1_peer_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IdleReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IdleReplica) ProtoMessage() {}
+
+func (x *IdleReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_peer_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IdleReplica.ProtoReflect.Descriptor instead.
+func (*IdleReplica) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *IdleReplica) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -31,7 +210,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_mesh_v1_peer_proto_msgTypes[0]
+	mi := &file_mesh_v1_peer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -43,7 +222,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_peer_proto_msgTypes[0]
+	mi := &file_mesh_v1_peer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -56,7 +235,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{0}
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{4}
 }
 
 type StatusResponse struct {
@@ -73,7 +252,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_mesh_v1_peer_proto_msgTypes[1]
+	mi := &file_mesh_v1_peer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -85,7 +264,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_peer_proto_msgTypes[1]
+	mi := &file_mesh_v1_peer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -98,7 +277,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{1}
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -139,7 +318,7 @@ type ObserveRequest struct {
 
 func (x *ObserveRequest) Reset() {
 	*x = ObserveRequest{}
-	mi := &file_mesh_v1_peer_proto_msgTypes[2]
+	mi := &file_mesh_v1_peer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -151,7 +330,7 @@ func (x *ObserveRequest) String() string {
 func (*ObserveRequest) ProtoMessage() {}
 
 func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_peer_proto_msgTypes[2]
+	mi := &file_mesh_v1_peer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -164,7 +343,7 @@ func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveRequest.ProtoReflect.Descriptor instead.
 func (*ObserveRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{2}
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ObserveRequest) GetService() string {
@@ -191,7 +370,7 @@ type Observation struct {
 
 func (x *Observation) Reset() {
 	*x = Observation{}
-	mi := &file_mesh_v1_peer_proto_msgTypes[3]
+	mi := &file_mesh_v1_peer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -203,7 +382,7 @@ func (x *Observation) String() string {
 func (*Observation) ProtoMessage() {}
 
 func (x *Observation) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_peer_proto_msgTypes[3]
+	mi := &file_mesh_v1_peer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -216,7 +395,7 @@ func (x *Observation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Observation.ProtoReflect.Descriptor instead.
 func (*Observation) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{3}
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Observation) GetNode() string {
@@ -282,7 +461,7 @@ type OutboundView struct {
 
 func (x *OutboundView) Reset() {
 	*x = OutboundView{}
-	mi := &file_mesh_v1_peer_proto_msgTypes[4]
+	mi := &file_mesh_v1_peer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -294,7 +473,7 @@ func (x *OutboundView) String() string {
 func (*OutboundView) ProtoMessage() {}
 
 func (x *OutboundView) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_peer_proto_msgTypes[4]
+	mi := &file_mesh_v1_peer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -307,7 +486,7 @@ func (x *OutboundView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutboundView.ProtoReflect.Descriptor instead.
 func (*OutboundView) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{4}
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *OutboundView) GetService() string {
@@ -425,7 +604,7 @@ type EndpointView struct {
 
 func (x *EndpointView) Reset() {
 	*x = EndpointView{}
-	mi := &file_mesh_v1_peer_proto_msgTypes[5]
+	mi := &file_mesh_v1_peer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -437,7 +616,7 @@ func (x *EndpointView) String() string {
 func (*EndpointView) ProtoMessage() {}
 
 func (x *EndpointView) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_peer_proto_msgTypes[5]
+	mi := &file_mesh_v1_peer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -450,7 +629,7 @@ func (x *EndpointView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointView.ProtoReflect.Descriptor instead.
 func (*EndpointView) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{5}
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *EndpointView) GetId() string {
@@ -537,7 +716,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_mesh_v1_peer_proto_msgTypes[6]
+	mi := &file_mesh_v1_peer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -549,7 +728,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_peer_proto_msgTypes[6]
+	mi := &file_mesh_v1_peer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -562,7 +741,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{6}
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ProbeView) GetRif() int32 {
@@ -612,7 +791,7 @@ type InboundView struct {
 
 func (x *InboundView) Reset() {
 	*x = InboundView{}
-	mi := &file_mesh_v1_peer_proto_msgTypes[7]
+	mi := &file_mesh_v1_peer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -624,7 +803,7 @@ func (x *InboundView) String() string {
 func (*InboundView) ProtoMessage() {}
 
 func (x *InboundView) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_peer_proto_msgTypes[7]
+	mi := &file_mesh_v1_peer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -637,7 +816,7 @@ func (x *InboundView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InboundView.ProtoReflect.Descriptor instead.
 func (*InboundView) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{7}
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *InboundView) GetId() string {
@@ -693,7 +872,15 @@ var File_mesh_v1_peer_proto protoreflect.FileDescriptor
 
 const file_mesh_v1_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x12mesh/v1/peer.proto\x12\x10headroom.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15mesh/v1/service.proto\"\x0f\n" +
+	"\x12mesh/v1/peer.proto\x12\x10headroom.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15mesh/v1/service.proto\",\n" +
+	"\x0eReserveRequest\x12\x1a\n" +
+	"\bendpoint\x18\x01 \x01(\tR\bendpoint\")\n" +
+	"\x05Grant\x12 \n" +
+	"\vreservation\x18\x01 \x01(\tR\vreservation\"-\n" +
+	"\x11ListenIdleRequest\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\")\n" +
+	"\vIdleReplica\x12\x1a\n" +
+	"\bendpoint\x18\x01 \x01(\tR\bendpoint\"\x0f\n" +
 	"\rStatusRequest\"\x98\x01\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
@@ -749,10 +936,13 @@ const file_mesh_v1_peer_proto_rawDesc = "" +
 	"\brequests\x18\x05 \x01(\x04R\brequests\x12\x16\n" +
 	"\x06errors\x18\x06 \x01(\x04R\x06errors\x12\x1f\n" +
 	"\vcheck_error\x18\a \x01(\tR\n" +
-	"checkError2\x9f\x01\n" +
+	"checkError2\xbb\x02\n" +
 	"\x04Peer\x12K\n" +
 	"\x06Status\x12\x1f.headroom.mesh.v1.StatusRequest\x1a .headroom.mesh.v1.StatusResponse\x12J\n" +
-	"\aObserve\x12 .headroom.mesh.v1.ObserveRequest\x1a\x1d.headroom.mesh.v1.ObservationB6Z4github.com/headroom-mesh/headroom/api/mesh/v1;meshv1b\x06proto3"
+	"\aObserve\x12 .headroom.mesh.v1.ObserveRequest\x1a\x1d.headroom.mesh.v1.Observation\x12F\n" +
+	"\aReserve\x12 .headroom.mesh.v1.ReserveRequest\x1a\x17.headroom.mesh.v1.Grant0\x01\x12R\n" +
+	"\n" +
+	"ListenIdle\x12#.headroom.mesh.v1.ListenIdleRequest\x1a\x1d.headroom.mesh.v1.IdleReplica0\x01B6Z4github.com/headroom-mesh/headroom/api/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_mesh_v1_peer_proto_rawDescOnce sync.Once
@@ -766,38 +956,46 @@ func file_mesh_v1_peer_proto_rawDescGZIP() []byte {
 	return file_mesh_v1_peer_proto_rawDescData
 }
 
-var file_mesh_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_mesh_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_mesh_v1_peer_proto_goTypes = []any{
-	(*StatusRequest)(nil),         // 0: headroom.mesh.v1.StatusRequest
-	(*StatusResponse)(nil),        // 1: headroom.mesh.v1.StatusResponse
-	(*ObserveRequest)(nil),        // 2: headroom.mesh.v1.ObserveRequest
-	(*Observation)(nil),           // 3: headroom.mesh.v1.Observation
-	(*OutboundView)(nil),          // 4: headroom.mesh.v1.OutboundView
-	(*EndpointView)(nil),          // 5: headroom.mesh.v1.EndpointView
-	(*ProbeView)(nil),             // 6: headroom.mesh.v1.ProbeView
-	(*InboundView)(nil),           // 7: headroom.mesh.v1.InboundView
-	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
-	(EndpointRecord_State)(0),     // 9: headroom.mesh.v1.EndpointRecord.State
-	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
+	(*ReserveRequest)(nil),        // 0: headroom.mesh.v1.ReserveRequest
+	(*Grant)(nil),                 // 1: headroom.mesh.v1.Grant
+	(*ListenIdleRequest)(nil),     // 2: headroom.mesh.v1.ListenIdleRequest
+	(*IdleReplica)(nil),           // 3: headroom.mesh.v1.IdleReplica
+	(*StatusRequest)(nil),         // 4: headroom.mesh.v1.StatusRequest
+	(*StatusResponse)(nil),        // 5: headroom.mesh.v1.StatusResponse
+	(*ObserveRequest)(nil),        // 6: headroom.mesh.v1.ObserveRequest
+	(*Observation)(nil),           // 7: headroom.mesh.v1.Observation
+	(*OutboundView)(nil),          // 8: headroom.mesh.v1.OutboundView
+	(*EndpointView)(nil),          // 9: headroom.mesh.v1.EndpointView
+	(*ProbeView)(nil),             // 10: headroom.mesh.v1.ProbeView
+	(*InboundView)(nil),           // 11: headroom.mesh.v1.InboundView
+	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(EndpointRecord_State)(0),     // 13: headroom.mesh.v1.EndpointRecord.State
+	(*durationpb.Duration)(nil),   // 14: google.protobuf.Duration
 }
 var file_mesh_v1_peer_proto_depIdxs = []int32{
-	8,  // 0: headroom.mesh.v1.Observation.time:type_name -> google.protobuf.Timestamp
-	8,  // 1: headroom.mesh.v1.Observation.started:type_name -> google.protobuf.Timestamp
-	4,  // 2: headroom.mesh.v1.Observation.outbound:type_name -> headroom.mesh.v1.OutboundView
-	7,  // 3: headroom.mesh.v1.Observation.inbound:type_name -> headroom.mesh.v1.InboundView
-	5,  // 4: headroom.mesh.v1.OutboundView.endpoints:type_name -> headroom.mesh.v1.EndpointView
-	9,  // 5: headroom.mesh.v1.EndpointView.state:type_name -> headroom.mesh.v1.EndpointRecord.State
-	6,  // 6: headroom.mesh.v1.EndpointView.probe:type_name -> headroom.mesh.v1.ProbeView
-	10, // 7: headroom.mesh.v1.ProbeView.latency:type_name -> google.protobuf.Duration
-	10, // 8: headroom.mesh.v1.ProbeView.age:type_name -> google.protobuf.Duration
-	9,  // 9: headroom.mesh.v1.InboundView.state:type_name -> headroom.mesh.v1.EndpointRecord.State
-	10, // 10: headroom.mesh.v1.InboundView.latency:type_name -> google.protobuf.Duration
-	0,  // 11: headroom.mesh.v1.Peer.Status:input_type -> headroom.mesh.v1.StatusRequest
-	2,  // 12: headroom.mesh.v1.Peer.Observe:input_type -> headroom.mesh.v1.ObserveRequest
-	1,  // 13: headroom.mesh.v1.Peer.Status:output_type -> headroom.mesh.v1.StatusResponse
-	3,  // 14: headroom.mesh.v1.Peer.Observe:output_type -> headroom.mesh.v1.Observation
-	13, // [13:15] is the sub-list for method output_type
-	11, // [11:13] is the sub-list for method input_type
+	12, // 0: headroom.mesh.v1.Observation.time:type_name -> google.protobuf.Timestamp
+	12, // 1: headroom.mesh.v1.Observation.started:type_name -> google.protobuf.Timestamp
+	8,  // 2: headroom.mesh.v1.Observation.outbound:type_name -> headroom.mesh.v1.OutboundView
+	11, // 3: headroom.mesh.v1.Observation.inbound:type_name -> headroom.mesh.v1.InboundView
+	9,  // 4: headroom.mesh.v1.OutboundView.endpoints:type_name -> headroom.mesh.v1.EndpointView
+	13, // 5: headroom.mesh.v1.EndpointView.state:type_name -> headroom.mesh.v1.EndpointRecord.State
+	10, // 6: headroom.mesh.v1.EndpointView.probe:type_name -> headroom.mesh.v1.ProbeView
+	14, // 7: headroom.mesh.v1.ProbeView.latency:type_name -> google.protobuf.Duration
+	14, // 8: headroom.mesh.v1.ProbeView.age:type_name -> google.protobuf.Duration
+	13, // 9: headroom.mesh.v1.InboundView.state:type_name -> headroom.mesh.v1.EndpointRecord.State
+	14, // 10: headroom.mesh.v1.InboundView.latency:type_name -> google.protobuf.Duration
+	4,  // 11: headroom.mesh.v1.Peer.Status:input_type -> headroom.mesh.v1.StatusRequest
+	6,  // 12: headroom.mesh.v1.Peer.Observe:input_type -> headroom.mesh.v1.ObserveRequest
+	0,  // 13: headroom.mesh.v1.Peer.Reserve:input_type -> headroom.mesh.v1.ReserveRequest
+	2,  // 14: headroom.mesh.v1.Peer.ListenIdle:input_type -> headroom.mesh.v1.ListenIdleRequest
+	5,  // 15: headroom.mesh.v1.Peer.Status:output_type -> headroom.mesh.v1.StatusResponse
+	7,  // 16: headroom.mesh.v1.Peer.Observe:output_type -> headroom.mesh.v1.Observation
+	1,  // 17: headroom.mesh.v1.Peer.Reserve:output_type -> headroom.mesh.v1.Grant
+	3,  // 18: headroom.mesh.v1.Peer.ListenIdle:output_type -> headroom.mesh.v1.IdleReplica
+	15, // [15:19] is the sub-list for method output_type
+	11, // [11:15] is the sub-list for method input_type
 	11, // [11:11] is the sub-list for extension type_name
 	11, // [11:11] is the sub-list for extension extendee
 	0,  // [0:11] is the sub-list for field type_name
@@ -809,14 +1007,14 @@ func file_mesh_v1_peer_proto_init() {
 		return
 	}
 	file_mesh_v1_service_proto_init()
-	file_mesh_v1_peer_proto_msgTypes[4].OneofWrappers = []any{}
+	file_mesh_v1_peer_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mesh_v1_peer_proto_rawDesc), len(file_mesh_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

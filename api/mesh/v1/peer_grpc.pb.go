@@ -19,20 +19,29 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Peer_Status_FullMethodName  = "/headroom.mesh.v1.Peer/Status"
-	Peer_Observe_FullMethodName = "/headroom.mesh.v1.Peer/Observe"
+	Peer_Status_FullMethodName     = "/headroom.mesh.v1.Peer/Status"
+	Peer_Observe_FullMethodName    = "/headroom.mesh.v1.Peer/Observe"
+	Peer_Reserve_FullMethodName    = "/headroom.mesh.v1.Peer/Reserve"
+	Peer_ListenIdle_FullMethodName = "/headroom.mesh.v1.Peer/ListenIdle"
 )
 
 // PeerClient is the client API for Peer service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Peer is what agents answer to one another. It only reads.
+// Peer is what agents answer to one another.
 type PeerClient interface {
 	// Status says which state of the registry the agent has applied.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 	// Observe says what the agent sees now, as caller and as host of replicas.
 	Observe(ctx context.Context, in *ObserveRequest, opts ...grpc.CallOption) (*Observation, error)
+	// Reserve joins the line for a slot of a replica: late_binding. The one answer comes when a slot is free; the slot is
+	// then held until a request that names the reservation has been served, or the caller ends the stream, whichever is
+	// first. To end the stream before the answer is to leave the line.
+	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Grant], error)
+	// ListenIdle tells of replicas with a free slot: join_idle_queue. First come those that have one now; afterwards each
+	// slot that gets free is told to one of those who listen for the service, chosen at random.
+	ListenIdle(ctx context.Context, in *ListenIdleRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[IdleReplica], error)
 }
 
 type peerClient struct {
@@ -63,16 +72,61 @@ func (c *peerClient) Observe(ctx context.Context, in *ObserveRequest, opts ...gr
 	return out, nil
 }
 
+func (c *peerClient) Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Grant], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Peer_ServiceDesc.Streams[0], Peer_Reserve_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ReserveRequest, Grant]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Peer_ReserveClient = grpc.ServerStreamingClient[Grant]
+
+func (c *peerClient) ListenIdle(ctx context.Context, in *ListenIdleRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[IdleReplica], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Peer_ServiceDesc.Streams[1], Peer_ListenIdle_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ListenIdleRequest, IdleReplica]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Peer_ListenIdleClient = grpc.ServerStreamingClient[IdleReplica]
+
 // PeerServer is the server API for Peer service.
 // All implementations must embed UnimplementedPeerServer
 // for forward compatibility.
 //
-// Peer is what agents answer to one another. It only reads.
+// Peer is what agents answer to one another.
 type PeerServer interface {
 	// Status says which state of the registry the agent has applied.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	// Observe says what the agent sees now, as caller and as host of replicas.
 	Observe(context.Context, *ObserveRequest) (*Observation, error)
+	// Reserve joins the line for a slot of a replica: late_binding. The one answer comes when a slot is free; the slot is
+	// then held until a request that names the reservation has been served, or the caller ends the stream, whichever is
+	// first. To end the stream before the answer is to leave the line.
+	Reserve(*ReserveRequest, grpc.ServerStreamingServer[Grant]) error
+	// ListenIdle tells of replicas with a free slot: join_idle_queue. First come those that have one now; afterwards each
+	// slot that gets free is told to one of those who listen for the service, chosen at random.
+	ListenIdle(*ListenIdleRequest, grpc.ServerStreamingServer[IdleReplica]) error
 	mustEmbedUnimplementedPeerServer()
 }
 
@@ -88,6 +142,12 @@ func (UnimplementedPeerServer) Status(context.Context, *StatusRequest) (*StatusR
 }
 func (UnimplementedPeerServer) Observe(context.Context, *ObserveRequest) (*Observation, error) {
 	return nil, status.Error(codes.Unimplemented, "method Observe not implemented")
+}
+func (UnimplementedPeerServer) Reserve(*ReserveRequest, grpc.ServerStreamingServer[Grant]) error {
+	return status.Error(codes.Unimplemented, "method Reserve not implemented")
+}
+func (UnimplementedPeerServer) ListenIdle(*ListenIdleRequest, grpc.ServerStreamingServer[IdleReplica]) error {
+	return status.Error(codes.Unimplemented, "method ListenIdle not implemented")
 }
 func (UnimplementedPeerServer) mustEmbedUnimplementedPeerServer() {}
 func (UnimplementedPeerServer) testEmbeddedByValue()              {}
@@ -146,6 +206,28 @@ func _Peer_Observe_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Peer_Reserve_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ReserveRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PeerServer).Reserve(m, &grpc.GenericServerStream[ReserveRequest, Grant]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Peer_ReserveServer = grpc.ServerStreamingServer[Grant]
+
+func _Peer_ListenIdle_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ListenIdleRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PeerServer).ListenIdle(m, &grpc.GenericServerStream[ListenIdleRequest, IdleReplica]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Peer_ListenIdleServer = grpc.ServerStreamingServer[IdleReplica]
+
 // Peer_ServiceDesc is the grpc.ServiceDesc for Peer service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -162,6 +244,17 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Peer_Observe_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Reserve",
+			Handler:       _Peer_Reserve_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ListenIdle",
+			Handler:       _Peer_ListenIdle_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "mesh/v1/peer.proto",
 }
