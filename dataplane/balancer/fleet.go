@@ -66,7 +66,8 @@ type Set struct {
 	all     []*Endpoint         // sorted by ID
 	review  time.Time           // when an avoidance ends; zero if none is in force
 	version uint64
-	ring    func() *ring // built on first use
+	ring    func() *circle // built on first use, as is maglev
+	maglev  func() *circle
 }
 
 // has reports whether e is among the replicas to choose from.
@@ -257,7 +258,8 @@ func (f *Fleet) rebuildLocked(now time.Time) {
 	for _, s := range set.seats {
 		set.seatsOf[s.Endpoint] = s.of
 	}
-	set.ring = sync.OnceValue(func() *ring { return newRing(set.Endpoints) })
+	set.ring = sync.OnceValue(func() *circle { return newRing(set) })
+	set.maglev = sync.OnceValue(func() *circle { return newMaglev(set) })
 	f.current.Store(set)
 }
 

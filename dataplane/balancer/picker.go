@@ -107,7 +107,9 @@ func newPicker(p policy.Policy, rng *rand.Rand, flights flights) Picker {
 	case policy.BalancerP2C:
 		return &p2c{rng: rng}
 	case policy.BalancerRingHash:
-		return &ringHash{rng: rng, factor: p.Hash.LoadFactor, flights: flights}
+		return newHashPicker(p, rng, flights, func(s *Set) *circle { return s.ring() })
+	case policy.BalancerMaglev:
+		return newHashPicker(p, rng, flights, func(s *Set) *circle { return s.maglev() })
 	default:
 		return &prequalPicker{cfg: p.Prequal, rng: rng}
 	}

@@ -1,73 +1,44 @@
 package balancer
 
 import (
-	"hash/fnv"
-	"math"
+	"cmp"
 	"math/bits"
-	"math/rand/v2"
 	"slices"
-	"time"
 )
 
-// ringHash keeps requests with the same key on the same replica while that replica has room: consistent hashing with
-// bounded loads (Mirrokni, Thorup, Zadimoghaddam, arXiv 1608.01350). With m requests in flight, the arriving one
-// included, none of n replicas may hold more than ⌈c·m/n⌉; a full one passes the request to the next on the ring.
-// Use it where a replica is better at keys that it has seen (caches); not to spread load evenly.
-type ringHash struct {
-	rng     *rand.Rand
-	factor  float64 // c
-	flights flights
-	set     *Set
-	ring    *ring
-}
+// ring_hash is hashPicker on a ring: every replica stands at many points of the circle of hashes, and owns the keys from
+// the point before each of them. If a replica leaves, only its own keys move; if one joins, only those that it takes over.
+// Choose it over maglev where moved keys cost more than uneven shares.
 
-func (h *ringHash) Update(_ time.Time, set *Set) {
-	h.set = set
-	h.ring = set.ring()
-}
+const (
+	// pointsPerWeight is how often a replica of weight 1 stands on the ring. It doesn't depend on the rest of the fleet, so
+	// that a change of the fleet moves only what it must. With 128 points most shares are within 10 % of what the
+	// weights say, all within 40 %.
+	pointsPerWeight = 128
+	// A ring that would have more points than this, and more than pointsPerWeight a replica, has half of them, a quarter and
+	// so on. That only happens with large weights.
+	mostPoints = 1 << 18
+)
 
-func (h *ringHash) Pick(_ time.Time, req Request) (*Endpoint, Class) {
-	if !req.Keyed {
-		return h.set.Endpoints[h.rng.IntN(len(h.set.Endpoints))], Fallback
-	}
-	at := h.ring.find(req.Key)
-	home := h.ring.owner(at)
-	rif := home.RIF()
-	if rif < h.room(h.flights.atLeast()) {
-		return home, Ruled
-	}
-	room := h.room(h.flights.total())
-	if rif < room {
-		return home, Ruled
-	}
-	for range len(h.ring.points) {
-		at = h.ring.after(at)
-		if e := h.ring.owner(at); e.RIF() < room {
-			return e, Overflow
-		}
-	}
-	// All are full, which only happens while others pick at the same moment.
-	return home, Overflow
-}
-
-// room returns how many requests a replica may hold while m are in flight and one more arrives.
-func (h *ringHash) room(m int) int {
-	return int(math.Ceil(h.factor*float64(m+1)/float64(len(h.set.Endpoints)) - rounding))
-}
-
-// rounding is more than what floating point adds to a bound that is a whole number.
-const rounding = 1e-9
-
-// pointsPerEndpoint is how often a replica stands on the ring. It is the same for every size of fleet, so that a change
-// of the fleet moves only what it must. With 128 points most shares are within 10 % of the average, all within 40 %.
-const pointsPerEndpoint = 128
-
-// ring is the hash circle: each point owns the keys from the point before it up to itself.
 type ring struct {
-	points    []point // sorted by hash
-	starts    []int32 // for every value of a hash's top bits, the first point at or after it
-	shift     uint
-	endpoints []*Endpoint
+	hashes []uint64 // of the points, sorted
+	starts []int32  // for every value of a hash's top bits, the first point at or after it
+	shift  int
+}
+
+func newRing(set *Set) *circle {
+	points := ringPoints(set.Endpoints)
+	// As hashes are evenly spread, about as many slots as points leave a point or two in each: sorting and finding them
+	// takes no more than a look at those.
+	slotBits := bits.Len(uint(len(points)))
+	r := &ring{starts: make([]int32, 1<<slotBits+1), shift: 64 - slotBits}
+	points = r.sorted(points)
+	c := &circle{find: r.find}
+	for _, p := range points {
+		r.hashes = append(r.hashes, p.hash)
+		c.owners = append(c.owners, p.owner)
+	}
+	return c
 }
 
 type point struct {
@@ -75,75 +46,66 @@ type point struct {
 	owner int32
 }
 
-func newRing(endpoints []*Endpoint) *ring {
-	r := &ring{endpoints: endpoints}
+func ringPoints(endpoints []*Endpoint) []point {
+	total := int64(0)
+	for _, e := range endpoints {
+		total += pointsPerWeight * int64(e.weight())
+	}
+	halvings := 0
+	for total>>halvings > max(mostPoints, int64(pointsPerWeight*len(endpoints))) {
+		halvings++
+	}
+	points := make([]point, 0, total>>halvings+int64(len(endpoints)))
 	for i, e := range endpoints {
-		for _, h := range pointsOf(string(e.ID)) {
-			r.points = append(r.points, point{h, int32(i)})
+		n := pointsPerWeight * int64(e.weight()) >> halvings
+		for _, h := range pointsOf(string(e.ID), max(int(n), 1)) {
+			points = append(points, point{h, int32(i)})
 		}
 	}
-	slices.SortFunc(r.points, func(a, b point) int {
-		if a.hash != b.hash {
-			if a.hash < b.hash {
-				return -1
-			}
-			return 1
-		}
-		return int(a.owner - b.owner)
-	})
-	r.index()
-	return r
+	return points
 }
 
-// pointsOf returns the hashes of an endpoint's points.
-func pointsOf(id string) []uint64 {
-	h := fnv.New64a()
-	h.Write([]byte(id))
-	seed := h.Sum64()
-	points := make([]uint64, pointsPerEndpoint)
+// pointsOf returns the hashes of an endpoint's first n points.
+func pointsOf(id string, n int) []uint64 {
+	seed := hashOf(id)
+	points := make([]uint64, n)
 	for i := range points {
 		points[i] = mix(seed + uint64(i)*0x9e3779b97f4a7c15)
 	}
 	return points
 }
 
-// mix spreads the bits of x evenly (the finalizer of SplitMix64, Steele, Lea and Flood 2014).
-func mix(x uint64) uint64 {
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
-
-// HashKey returns the hash of an affinity key.
-func HashKey(key string) uint64 {
-	h := fnv.New64a()
-	h.Write([]byte(key))
-	return mix(h.Sum64())
-}
-
-// index prepares look-ups in constant time: as the hashes are evenly spread, about as many slots as points leave a
-// point or two to look at.
-func (r *ring) index() {
-	slotBits := bits.Len(uint(len(r.points)))
-	r.shift = uint(64 - slotBits)
-	r.starts = make([]int32, 1<<slotBits)
-	p := 0
-	for slot := range r.starts {
-		for p < len(r.points) && r.points[p].hash>>r.shift < uint64(slot) {
-			p++
-		}
-		r.starts[slot] = int32(p)
+// sorted sorts points into slots, and those of each slot.
+func (r *ring) sorted(points []point) []point {
+	for _, p := range points {
+		r.starts[p.hash>>r.shift+1]++
 	}
+	for slot := range len(r.starts) - 1 {
+		r.starts[slot+1] += r.starts[slot]
+	}
+	next := slices.Clone(r.starts)
+	sorted := make([]point, len(points))
+	for _, p := range points {
+		slot := p.hash >> r.shift
+		sorted[next[slot]] = p
+		next[slot]++
+	}
+	for slot := range len(r.starts) - 1 {
+		slices.SortFunc(sorted[r.starts[slot]:r.starts[slot+1]], func(a, b point) int {
+			return cmp.Or(cmp.Compare(a.hash, b.hash), cmp.Compare(a.owner, b.owner))
+		})
+	}
+	return sorted
 }
 
 // find returns the index of the point that owns a key.
 func (r *ring) find(key uint64) int {
 	i := int(r.starts[key>>r.shift])
-	for i < len(r.points) && r.points[i].hash < key {
+	for i < len(r.hashes) && r.hashes[i] < key {
 		i++
 	}
-	return i % len(r.points)
+	if i == len(r.hashes) {
+		return 0
+	}
+	return i
 }
-
-func (r *ring) after(i int) int       { return (i + 1) % len(r.points) }
-func (r *ring) owner(i int) *Endpoint { return r.endpoints[r.points[i].owner] }

@@ -51,7 +51,7 @@ func (r *boundedRing) pick(key uint64) registry.EndpointID {
 	var walk []stop
 	total := 1
 	for _, id := range r.ids {
-		for _, p := range pointsOf(string(id)) {
+		for _, p := range pointsOf(string(id), pointsPerWeight) {
 			walk = append(walk, stop{p - key, id})
 		}
 		total += r.inFlight[id]
@@ -84,7 +84,7 @@ func TestRingHashAgreesWithModel(t *testing.T) {
 		b, _ := ringOf(records, float64(m.factor)/100)
 		var inFlight []Picked
 		keys := rapid.OneOf(rapid.Uint64(), rapid.Uint64Range(0, 2), rapid.Just(uint64(math.MaxUint64)),
-			rapid.SampledFrom(pointsOf(string(m.ids[0]))))
+			rapid.SampledFrom(pointsOf(string(m.ids[0]), pointsPerWeight)))
 		t.Repeat(map[string]func(*rapid.T){
 			"pick": func(t *rapid.T) {
 				key := keys.Draw(t, "key")

@@ -1,0 +1,300 @@
+package balancer
+
+import (
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/load"
+	"github.com/headroom-mesh/headroom/policy"
+)
+
+// hashPicker keeps requests with the same key on the same replica, the key's home, while that has room: consistent
+// hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA '18). With
+// m requests in flight to the service, no replica that bears w of W seats may hold more than ⌈c·(m+1)·w/W⌉, the arriving
+// request counted in. If the home is full, the next owner on the circle that is not gets the request. ring_hash and maglev
+// differ only in the circle.
+//
+// What is in flight is what the replicas say, where that is known: their answers to probes and their reports on responses,
+// as long as they are fresh (Prequal.MaxAge), and what was placed there since. m comes from probes to replicas chosen at
+// random; the homes of busy keys are no fair sample. What is not known is judged by this agent's own requests alone. c is
+// Hash.LoadFactor, 1.25 by default; 0 stands for no bound: plain consistent hashing.
+//
+// Use it where a replica is better at keys that it has seen (caches, sessions), not to spread load evenly: within the bound
+// it doesn't look at load at all.
+type hashPicker struct {
+	_        apart
+	factor   float64 // c
+	prequal  policy.Prequal
+	circleOf func(*Set) *circle
+	rng      *rand.Rand
+	flights  flights
+
+	set      *Set
+	circle   *circle
+	replicas []hashReplica // by place in set.Endpoints
+	fair     fairSample    // of RIF by seat
+	epoch    time.Time
+	asOf     time.Duration // the last request, since the epoch
+
+	home      int32 // of its key; -1: it had none
+	probesDue float64
+	fairNext  bool          // homes and random replicas take turns
+	fairAsked time.Duration // when the last random replica was
+	_         apart
+}
+
+// hashReplica is what is known of a replica.
+type hashReplica struct {
+	seats      int32
+	rif        int32
+	freshUntil time.Duration
+	asked      bool // as one of the fair sample
+}
+
+// circle maps keys to replicas: each key to a point, and each point to an owner, by its place in Set.Endpoints. Overflow
+// goes on to the next points.
+type circle struct {
+	owners []int32
+	find   func(key uint64) int
+}
+
+func newHashPicker(p policy.Policy, rng *rand.Rand, flights flights, circleOf func(*Set) *circle) *hashPicker {
+	return &hashPicker{factor: p.Hash.LoadFactor, prequal: p.Prequal, circleOf: circleOf, rng: rng, flights: flights, home: -1}
+}
+
+func (h *hashPicker) Update(now time.Time, set *Set) {
+	if h.set == nil {
+		h.epoch = now
+	}
+	replicas := make([]hashReplica, len(set.Endpoints))
+	for i, e := range set.Endpoints {
+		if at, ok := h.place(e); ok {
+			replicas[i] = h.replicas[at]
+		}
+		replicas[i].seats = set.seatsOf[e]
+	}
+	h.set, h.replicas, h.circle, h.home = set, replicas, h.circleOf(set), -1
+}
+
+// place returns where in the set's Endpoints e is.
+func (h *hashPicker) place(e *Endpoint) (int, bool) {
+	if h.set == nil {
+		return 0, false
+	}
+	i, found := slices.BinarySearchFunc(h.set.Endpoints, e, byID)
+	return i, found && h.set.Endpoints[i] == e
+}
+
+func (h *hashPicker) Pick(now time.Time, req Request) (*Endpoint, Class) {
+	h.asOf = now.Sub(h.epoch)
+	if !req.Keyed {
+		h.home = -1
+		e := h.set.anyone(h.rng)
+		if at, ok := h.place(e); ok {
+			h.replicas[at].rif++
+		}
+		return e, Fallback
+	}
+	at, class := h.choose(req.Key)
+	h.replicas[at].rif++
+	return h.set.Endpoints[at], class
+}
+
+func (h *hashPicker) choose(key uint64) (int32, Class) {
+	point := h.circle.find(key)
+	h.home = h.circle.owners[point]
+	if h.factor == 0 || h.spare(h.home, h.limits(h.flights.atLeast())) > 0 {
+		return h.home, Ruled
+	}
+	limits := h.limits(h.flights.total())
+	if h.spare(h.home, limits) > 0 {
+		return h.home, Ruled
+	}
+	return h.overflow(point, limits), Overflow
+}
+
+// overflow returns the first owner after a point that has room. If all are full, which is when others pick at the same
+// moment or load has just risen, it is the one with the least too much.
+func (h *hashPicker) overflow(point int, l limits) int32 {
+	owners := h.circle.owners
+	best := owners[point]
+	most := h.spare(best, l)
+	for range owners {
+		if point++; point == len(owners) {
+			point = 0
+		}
+		spare := h.spare(owners[point], l)
+		if spare > 0 {
+			return owners[point]
+		}
+		if spare > most {
+			best, most = owners[point], spare
+		}
+	}
+	return best
+}
+
+// limits are c·(m+1)/W: what a seat may hold, the arriving request counted in.
+type limits struct {
+	own  float64 // by this agent's own requests, for replicas of which nothing else is known
+	all  float64 // by all requests, for the others
+	fair bool    // whether m is known of all
+}
+
+// limits reckons with m of this agent's own requests in flight.
+func (h *hashPicker) limits(m int) limits {
+	seats := float64(len(h.set.seats))
+	l := limits{own: h.factor * float64(m+1) / seats}
+	share, ok := h.fair.mean(h.asOf)
+	l.all, l.fair = max(l.own, h.factor*(share+1/seats)), ok
+	return l
+}
+
+// rounding is more than what floating point adds to a bound that is a whole number.
+const rounding = 1e-9
+
+// spare is positive if a replica has room: an integer is below ⌈x⌉ exactly if it is below x.
+func (h *hashPicker) spare(at int32, l limits) float64 {
+	r := &h.replicas[at]
+	if l.fair && h.asOf < r.freshUntil {
+		return l.all*float64(r.seats) - rounding - float64(r.rif)
+	}
+	return l.own*float64(r.seats) - rounding - float64(h.set.Endpoints[at].RIF())
+}
+
+// Due probes at most one replica a request, in turn the key's home, so that the bound is fresh when the key comes again,
+// and a random one.
+func (h *hashPicker) Due(dst []*Endpoint) []*Endpoint {
+	if !h.probes() {
+		return dst
+	}
+	h.probesDue += min(h.prequal.ProbesPerRequest, 1)
+	if h.probesDue < 1 {
+		return dst
+	}
+	h.probesDue--
+	h.fairNext = !h.fairNext
+	if h.fairNext || h.home < 0 {
+		return h.askFairly(dst)
+	}
+	return append(dst, h.set.Endpoints[h.home])
+}
+
+// probes reports whether there is a bound to keep.
+func (h *hashPicker) probes() bool { return h.factor > 0 && len(h.set.Endpoints) > 1 }
+
+func (h *hashPicker) Idle(now time.Time, dst []*Endpoint) []*Endpoint {
+	every := h.prequal.IdleProbeInterval
+	if !h.probes() || every <= 0 || now.Sub(h.epoch)-h.fairAsked < every {
+		return dst
+	}
+	h.asOf = now.Sub(h.epoch)
+	return h.askFairly(dst)
+}
+
+// askFairly appends one replica for the fair sample: each seat has the same chance.
+func (h *hashPicker) askFairly(dst []*Endpoint) []*Endpoint {
+	h.fairAsked = h.asOf
+	e := h.set.anyone(h.rng)
+	if at, ok := h.place(e); ok {
+		h.replicas[at].asked = true
+	}
+	return append(dst, e)
+}
+
+func (h *hashPicker) Probed(now time.Time, e *Endpoint, r load.Report) {
+	at, ok := h.place(e)
+	if !ok {
+		return
+	}
+	h.learn(now, at, r)
+	if known := &h.replicas[at]; known.asked {
+		known.asked = false
+		h.fair.add(now.Sub(h.epoch), h.prequal.MaxAge, float64(r.RIF)/float64(known.seats))
+	}
+}
+
+func (h *hashPicker) Reported(now time.Time, e *Endpoint, r load.Report) {
+	if at, ok := h.place(e); ok {
+		h.learn(now, at, r)
+	}
+}
+
+func (h *hashPicker) learn(now time.Time, at int, r load.Report) {
+	h.replicas[at].rif = r.RIF
+	h.replicas[at].freshUntil = now.Sub(h.epoch) + h.prequal.MaxAge
+}
+
+func (h *hashPicker) Forget(e *Endpoint) {
+	if at, ok := h.place(e); ok {
+		h.replicas[at].freshUntil = 0
+	}
+}
+
+const (
+	// fairSize is how many answers make the sample, fairLeast how many it takes to say anything.
+	fairSize  = 64
+	fairLeast = 8
+	// fairAges is how much longer than other answers these count: the load of a service changes less than a replica's.
+	fairAges = 10
+)
+
+// fairSample estimates the mean RIF by seat from the answers of replicas chosen at random.
+type fairSample struct {
+	answers [fairSize]fairAnswer
+	first   int // the oldest
+	n       int
+	sum     float64
+}
+
+type fairAnswer struct {
+	until time.Duration
+	share float64
+}
+
+func (s *fairSample) add(now, maxAge time.Duration, share float64) {
+	if s.n == fairSize {
+		s.drop()
+	}
+	s.answers[(s.first+s.n)%fairSize] = fairAnswer{now + fairAges*maxAge, share}
+	s.n++
+	s.sum += share
+}
+
+func (s *fairSample) drop() {
+	s.sum -= s.answers[s.first].share
+	s.first = (s.first + 1) % fairSize
+	if s.n--; s.n == 0 {
+		s.sum = 0 // whatever rounding has left
+	}
+}
+
+// mean returns false while there are too few answers.
+func (s *fairSample) mean(now time.Duration) (float64, bool) {
+	for s.n > 0 && s.answers[s.first].until <= now {
+		s.drop()
+	}
+	if s.n < fairLeast {
+		return 0, false
+	}
+	return max(s.sum, 0) / float64(s.n), true
+}
+
+// hashOf returns a hash with evenly spread bits.
+func hashOf(s string) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(s))
+	return mix(h.Sum64())
+}
+
+// mix spreads the bits of x evenly (the finalizer of SplitMix64, Steele, Lea and Flood 2014).
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// HashKey returns the hash of an affinity key.
+func HashKey(key string) uint64 { return hashOf(key) }
