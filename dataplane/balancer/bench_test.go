@@ -28,6 +28,7 @@ func replicas(n int) []registry.Endpoint {
 var everyBalancer = []policy.Balancer{
 	policy.BalancerPrequal, policy.BalancerRoundRobin, policy.BalancerRandom, policy.BalancerP2C,
 	policy.BalancerRingHash, policy.BalancerLeastLoaded,
+	policy.BalancerWeightedRoundRobin, policy.BalancerYARP, policy.BalancerLinear, policy.BalancerC3, policy.BalancerPeakEWMA,
 }
 
 // warm returns a balancer over n replicas with full pools.

@@ -102,10 +102,20 @@ func newPicker(p policy.Policy, rng *rand.Rand, flights flights) Picker {
 		return &roundRobin{next: rng.Int()}
 	case policy.BalancerRandom:
 		return &random{rng: rng}
+	case policy.BalancerWeightedRoundRobin:
+		return &weightedRoundRobin{cfg: p.WRR, rng: rng}
 	case policy.BalancerLeastLoaded:
 		return &leastLoaded{last: rng.Int()}
 	case policy.BalancerP2C:
 		return &p2c{rng: rng}
+	case policy.BalancerYARP:
+		return &yarp{cfg: p.YARP, rng: rng}
+	case policy.BalancerLinear:
+		return newLinear(p, rng)
+	case policy.BalancerC3:
+		return newC3(p, rng, flights)
+	case policy.BalancerPeakEWMA:
+		return &peakEWMA{cfg: p.PeakEWMA, rng: rng}
 	case policy.BalancerRingHash:
 		return newHashPicker(p, rng, flights, func(s *Set) *circle { return s.ring() })
 	case policy.BalancerMaglev:

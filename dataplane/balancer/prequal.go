@@ -18,37 +18,50 @@ type prequalPicker struct {
 	cfg  policy.Prequal
 	rng  *rand.Rand
 	set  *Set
-	pool *prequal.Pool[seat]
+	pool *prequal.Pool[pooled]
+
+	score     prequal.Score[pooled]    // instead of the hot-cold rule; nil: that
+	estimates map[*Endpoint]*estimates // of the c3 rule
 
 	lastPick  time.Time
 	lastProbe time.Time
 	_         apart
 }
 
+// pooled is a seat in the pool, with what the rule must have at hand when it looks at all of them.
+type pooled struct {
+	seat
+	*estimates
+}
+
+func (p *prequalPicker) pooled(s seat) pooled { return pooled{s, p.estimates[s.Endpoint]} }
+
 func (p *prequalPicker) Update(now time.Time, set *Set) {
 	p.set = set
 	if p.pool == nil {
-		p.pool = prequal.NewWeighted(p.cfg, now, p.rng, func(s seat) int32 { return s.of })
+		p.pool = prequal.NewScored(p.cfg, now, p.rng, func(k pooled) int32 { return k.of }, p.score)
 	}
 	present := make(map[seat]bool, len(set.seats))
 	for _, s := range set.seats {
 		present[s] = true
 	}
-	p.pool.Resize(len(set.seats), func(s seat) bool { return present[s] })
+	p.pool.Resize(len(set.seats), func(k pooled) bool { return present[k.seat] })
 }
 
 func (p *prequalPicker) Pick(now time.Time, _ Request) (*Endpoint, Class) {
 	p.lastPick = now
-	s, class, ok := p.pool.Select(now)
+	k, class, ok := p.pool.Select(now)
 	switch {
 	case !ok:
-		s = p.set.seats[p.rng.IntN(len(p.set.seats))]
-		p.pool.Charge(s)
+		s := p.set.seats[p.rng.IntN(len(p.set.seats))]
+		p.pool.Charge(p.pooled(s))
 		return s.Endpoint, Fallback
+	case p.score != nil:
+		return k.Endpoint, Ruled
 	case class == prequal.Hot:
-		return s.Endpoint, Hot
+		return k.Endpoint, Hot
 	default:
-		return s.Endpoint, Cold
+		return k.Endpoint, Cold
 	}
 }
 
@@ -77,19 +90,19 @@ func (p *prequalPicker) sample(n int, dst []*Endpoint) []*Endpoint {
 // The answer is for any of the replica's seats, each of which stands for an equal part of its load.
 
 func (p *prequalPicker) Probed(now time.Time, e *Endpoint, r load.Report) {
-	p.pool.Add(now, p.set.seatOf(p.rng, e), r)
+	p.pool.Add(now, p.pooled(p.set.seatOf(p.rng, e)), r)
 }
 
 func (p *prequalPicker) Reported(now time.Time, e *Endpoint, r load.Report) {
 	if p.set.has(e) {
-		p.pool.Refresh(now, p.set.seatOf(p.rng, e), r)
+		p.pool.Refresh(now, p.pooled(p.set.seatOf(p.rng, e)), r)
 	}
 }
 
 func (p *prequalPicker) Forget(e *Endpoint) {
 	of := p.set.seatsOf[e]
 	for nth := range of {
-		p.pool.Forget(seat{e, nth, of})
+		p.pool.Forget(p.pooled(seat{e, nth, of}))
 	}
 }
 
@@ -99,7 +112,7 @@ func (p *prequalPicker) View(now time.Time, v *View) {
 		v.HasThreshold = true
 	}
 	v.PoolCapacity += p.pool.Capacity()
-	p.pool.Probes(now, func(pr prequal.Probe[seat]) {
+	p.pool.Probes(now, func(pr prequal.Probe[pooled]) {
 		v.Pooled++
 		if seen, ok := v.FreshestProbes[pr.Key.Endpoint]; !ok || pr.Age < seen.Age {
 			v.FreshestProbes[pr.Key.Endpoint] = PooledProbe{Report: pr.Report, Age: pr.Age, Hot: pr.Hot}

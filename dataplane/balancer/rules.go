@@ -123,3 +123,16 @@ func (p *p2c) Pick(time.Time, Request) (*Endpoint, Class) {
 	}
 	return a.Endpoint, Ruled
 }
+
+// recall returns what a rule knows of each replica of a set: what it knew before, and for a new one what begin makes of
+// nothing.
+func recall[State any](set *Set, before map[*Endpoint]*State, begin func(*State)) map[*Endpoint]*State {
+	after := make(map[*Endpoint]*State, len(set.Endpoints))
+	for _, e := range set.Endpoints {
+		if after[e] = before[e]; after[e] == nil {
+			after[e] = new(State)
+			begin(after[e])
+		}
+	}
+	return after
+}

@@ -36,6 +36,8 @@ type Pool[K comparable] struct {
 
 	// weight says into how many equal parts the load of a replica is divided; nil: 1.
 	weight func(K) int32
+	// score ranks the probes in place of the hot-cold rule; nil: it does not.
+	score Score[K]
 
 	epoch    time.Time
 	entries  []entry[K] // at most capacity
@@ -73,6 +75,16 @@ func New[K comparable](cfg policy.Prequal, now time.Time, rng *rand.Rand) *Pool[
 // the weight.
 func NewWeighted[K comparable](cfg policy.Prequal, now time.Time, rng *rand.Rand, weight func(K) int32) *Pool[K] {
 	return &Pool[K]{cfg: cfg, rng: rng, epoch: now, weight: weight}
+}
+
+// Score says how good a choice a pooled replica is; the lowest is the best. The RIF is divided by the weight; the latency, in
+// nanoseconds, is what to reckon with, whether it is known or not.
+type Score[K comparable] func(key K, rif, latency float64) float64
+
+// NewScored returns an empty pool that chooses, and removes the worst, by a score instead of the hot-cold rule. In all else
+// it is the pool of Prequal, so that rules can be compared on the same knowledge (§5.2).
+func NewScored[K comparable](cfg policy.Prequal, now time.Time, rng *rand.Rand, weight func(K) int32, score Score[K]) *Pool[K] {
+	return &Pool[K]{cfg: cfg, rng: rng, epoch: now, weight: weight, score: score}
 }
 
 // Resize adapts the pool to a fleet of n replicas and drops the probes of replicas that keep does not want.
@@ -170,7 +182,7 @@ func roundRandomly(x float64, rng *rand.Rand) int {
 	return int(whole)
 }
 
-// Select chooses a replica by the hot-cold lexicographic rule and accounts for the request that goes there: the probe
+// Select chooses a replica by the rule and accounts for the request that goes there: the probe
 // counts one more request in flight, and one use less. It then removes as many probes as are due. It returns false if
 // there are too few probes to choose from; the caller then chooses at random.
 func (p *Pool[K]) Select(now time.Time) (key K, class Class, ok bool) {
@@ -207,10 +219,10 @@ func (p *Pool[K]) ProbesDue() int {
 	return int(n)
 }
 
-// Threshold returns θ: a replica with more requests in flight (by its weight) is hot. It returns false while nothing is known, and for
-// the two ends of Q_RIF, where RIF or latency alone decides.
+// Threshold returns θ: a replica with more requests in flight (by its weight) is hot. It returns false while nothing is
+// known, for the two ends of Q_RIF, where RIF or latency alone decides, and for a pool that goes by a score.
 func (p *Pool[K]) Threshold() (float64, bool) {
-	if p.cfg.QRIF <= 0 || p.cfg.QRIF >= 1 {
+	if p.cfg.QRIF <= 0 || p.cfg.QRIF >= 1 || p.score != nil {
 		return 0, false
 	}
 	return p.history.quantile(p.cfg.QRIF)

@@ -37,7 +37,7 @@ func (p *Pool[K]) judge() judge {
 }
 
 func (p *Pool[K]) limit() float64 {
-	if p.cfg.QRIF <= 0 {
+	if p.cfg.QRIF <= 0 && p.score == nil {
 		return allHot
 	}
 	if threshold, ok := p.Threshold(); ok {
@@ -55,6 +55,17 @@ func (p *Pool[K]) fastest() int64 {
 		}
 	}
 	return max(fastest, 0)
+}
+
+// rank ranks an entry. Scores that are equal for one signal are told apart by the other, whichever it is.
+func (p *Pool[K]) rank(j judge, i int) rank {
+	e := &p.entries[i]
+	rif := e.share()
+	if p.score == nil {
+		return j.rank(rif, e.latency)
+	}
+	latency := j.assumed(rif, e.latency)
+	return rank{false, p.score(e.key, rif, latency), (rif + 1) * latency}
 }
 
 func (j judge) rank(rif float64, latency int64) rank {
@@ -82,9 +93,9 @@ func (j judge) assumed(rif float64, latency int64) float64 {
 func (p *Pool[K]) best() (int, Class) {
 	j := p.judge()
 	best, equals := 0, 1
-	bestRank := j.rank(p.entries[0].share(), p.entries[0].latency)
+	bestRank := p.rank(j, 0)
 	for i := 1; i < len(p.entries); i++ {
-		r := j.rank(p.entries[i].share(), p.entries[i].latency)
+		r := p.rank(j, i)
 		switch {
 		case r.less(bestRank):
 			best, bestRank, equals = i, r, 1
@@ -105,9 +116,9 @@ func (p *Pool[K]) best() (int, Class) {
 func (p *Pool[K]) worst() int {
 	j := p.judge()
 	worst := 0
-	worstRank := j.rank(p.entries[0].share(), p.entries[0].latency)
+	worstRank := p.rank(j, 0)
 	for i := 1; i < len(p.entries); i++ {
-		if r := j.rank(p.entries[i].share(), p.entries[i].latency); worstRank.less(r) {
+		if r := p.rank(j, i); worstRank.less(r) {
 			worst, worstRank = i, r
 		}
 	}
