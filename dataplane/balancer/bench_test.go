@@ -29,6 +29,7 @@ var everyBalancer = []policy.Balancer{
 	policy.BalancerPrequal, policy.BalancerRoundRobin, policy.BalancerRandom, policy.BalancerP2C,
 	policy.BalancerRingHash, policy.BalancerLeastLoaded,
 	policy.BalancerWeightedRoundRobin, policy.BalancerYARP, policy.BalancerLinear, policy.BalancerC3, policy.BalancerPeakEWMA,
+	policy.BalancerMaglev, policy.BalancerPrequalSync, policy.BalancerLateBinding, policy.BalancerJoinIdleQueue,
 }
 
 // warm returns a balancer over n replicas with full pools.
@@ -67,7 +68,7 @@ func BenchmarkPick(b *testing.B) {
 				var probes [4]*Endpoint
 				for pb.Next() {
 					key++
-					picked, err := balancer.Pick(now, Request{Key: mix(key), Keyed: rule == policy.BalancerRingHash})
+					picked, err := balancer.Pick(now, Request{Key: mix(key), Keyed: rule == policy.BalancerRingHash || rule == policy.BalancerMaglev})
 					if err != nil {
 						b.Error(err)
 						return

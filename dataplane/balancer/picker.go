@@ -118,6 +118,12 @@ func newPicker(p policy.Policy, rng *rand.Rand, flights flights) Picker {
 		return &peakEWMA{cfg: p.PeakEWMA, rng: rng}
 	case policy.BalancerRingHash:
 		return newHashPicker(p, rng, flights, func(s *Set) *circle { return s.ring() })
+	case policy.BalancerPrequalSync:
+		return newSyncPicker(p, rng)
+	case policy.BalancerLateBinding:
+		return newLateBinding(p, rng)
+	case policy.BalancerJoinIdleQueue:
+		return newIdleQueue(p, rng)
 	case policy.BalancerMaglev:
 		return newHashPicker(p, rng, flights, func(s *Set) *circle { return s.maglev() })
 	default:
