@@ -131,7 +131,7 @@ type RetryBudget struct {
 // Hash holds the parameters of the ring_hash and maglev balancers, and the key that prequal_sync sends along.
 type Hash struct {
 	Key        HashKey
-	LoadFactor float64
+	LoadFactor float64 // c: how much more than its share a replica may bear; 0: no bound
 }
 
 // HashKey names the part of a request that is hashed.
