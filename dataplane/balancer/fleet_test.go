@@ -278,7 +278,8 @@ func TestBalancersFollowTheFleet(t *testing.T) {
 		for i := range 200 {
 			picked, _ := b.Pick(after(time.Second), Request{Key: mix(uint64(i)), Keyed: true})
 			b.Probed(after(time.Second), 0, es[0], known(0, time.Microsecond))
-			picked.Done(after(time.Second), Succeeded)
+			picked.Responded(after(time.Second+40*time.Millisecond), nil)
+			picked.Done(after(time.Second+40*time.Millisecond), Succeeded)
 			used = used || picked.Endpoint == es[0]
 		}
 		if !used {
