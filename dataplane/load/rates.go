@@ -7,7 +7,7 @@ import (
 
 const (
 	// halfLife is the age at which what happened counts half in a smoothed rate. The sources of weighted round robin give
-	// none; this one lets some hundred requests count at a rate of ten a second and more.
+	// none; with this one, the last seven seconds or so decide.
 	halfLife = 5 * time.Second
 	// A rate over less than this would be one over nothing.
 	leastSpan = time.Second

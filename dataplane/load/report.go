@@ -14,7 +14,7 @@ const (
 	MaxRIF         = 1 << 20
 	MaxLatency     = time.Hour
 	MaxRate        = 1e9
-	MaxUtilization = MaxRIF
+	MaxUtilization = 1e6
 )
 
 // Report is a replica's load at one moment, as its own agent counts it.

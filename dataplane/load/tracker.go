@@ -53,7 +53,7 @@ func (t *Tracker) Begin(now time.Time) Token {
 // End counts a request out. It must be called exactly once for each Begin, whichever way the request ended: a request
 // that is never counted out makes the replica look busy for ever.
 func (t *Tracker) End(now time.Time, token Token, outcome Outcome) {
-	took := now.Sub(token.start)
+	took := max(now.Sub(token.start), 0)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.rates.advance(now, t.rif)
