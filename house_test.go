@@ -38,6 +38,8 @@ const imports = `
 	dataplane/balancer, dataplane/inbound             < dataplane/outbound
 	policy/budget                                     < dataplane/outbound
 	dataplane/outbound, dataplane/transport           < dataplane
+	dataplane/balancer, policy/budget                 < dataplane/sim
+	dataplane/sim                                     < dataplane/sim/scenario
 
 	registry                                          < agent/gossip
 	registry, policy/localservice                     < agent/local
@@ -47,6 +49,7 @@ const imports = `
 
 	agent                                             < cmd/agent
 	api/mesh/v1, policy/document, policy/localservice < cmd/meshctl
+	dataplane/sim/scenario                            < cmd/meshctl
 	api/mesh/v1                                       < bench/demo
 	policy/document, policy/localservice              < docs/gen
 `
