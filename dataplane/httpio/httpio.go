@@ -14,9 +14,11 @@ import (
 
 // Headers between agents. Neither callers nor replicas ever see or set them.
 const (
-	headerPrefix   = "Headroom-"
-	HeaderEndpoint = headerPrefix + "Endpoint" // request: the replica that was picked
-	HeaderLoad     = headerPrefix + "Load"     // response: a load.Report
+	headerPrefix      = "Headroom-"
+	HeaderEndpoint    = headerPrefix + "Endpoint"    // request: the replica that was picked
+	HeaderKey         = headerPrefix + "Key"         // request: the hash of its key, where the rule wants the replica to know
+	HeaderReservation = headerPrefix + "Reservation" // request: the slot that was reserved for it
+	HeaderLoad        = headerPrefix + "Load"        // response: a load.Report
 )
 
 // StripHeaders removes the headers that only agents may set.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
@@ -40,7 +41,7 @@ func New(cfg Config) *Inbound {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	in := &Inbound{metrics: newMetrics(cfg.Metrics)}
+	in := &Inbound{metrics: newMetrics(cfg.Metrics), ended: make(chan struct{}), snapshot: &registry.Snapshot{}}
 	in.replicas.Store(&map[registry.EndpointID]*Replica{})
 	in.engine = &engine{transport: httpio.NewTransport(dial, idleTimeout)}
 	in.engine.proxy = httpio.NewProxy(in.serveRemote, cfg.Log)
@@ -52,9 +53,10 @@ func dial(ctx context.Context, address string) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", address)
 }
 
-// Run keeps connections to replicas open for further requests, until ctx ends.
+// Run keeps connections to replicas open for further requests, until ctx ends. It is called once.
 func (in *Inbound) Run(ctx context.Context) error {
 	<-ctx.Done()
+	close(in.ended)
 	in.engine.transport.CloseIdleConnections()
 	return nil
 }
@@ -87,7 +89,8 @@ func (in *Inbound) Deliver(r *http.Request, id registry.EndpointID) (*http.Respo
 	if replica == nil {
 		return nil, load.Report{}, fault.New(fault.UnknownEndpoint, "there is no replica %q on this node", id)
 	}
-	flight := begin(replica)
+	key := r.Header.Get(httpio.HeaderKey)
+	flight := in.begin(replica, r.Header.Get(httpio.HeaderReservation))
 	resp, err := in.send(r, replica)
 	if err != nil {
 		f := deliveryFault(r.Context(), id, err)
@@ -98,6 +101,9 @@ func (in *Inbound) Deliver(r *http.Request, id registry.EndpointID) (*http.Respo
 	replica.utilized(now, resp.Header)
 	report := replica.Load.ReportLeaving(now)
 	flight.failed = resp.StatusCode >= http.StatusInternalServerError
+	if !flight.failed {
+		replica.served(key)
+	}
 	httpio.TrackBody(r.Context(), resp, func(end httpio.BodyEnd) {
 		httpio.StripHeaders(resp.Trailer)
 		replica.utilized(time.Now(), resp.Trailer)
@@ -149,17 +155,29 @@ func outcomeOf(r fault.Reason) load.Outcome {
 	return load.Failed
 }
 
+// served notes that the replica has what requests with a key need.
+func (r *Replica) served(key string) {
+	if r.keys == nil || key == "" {
+		return
+	}
+	if k, err := strconv.ParseUint(key, 16, 64); err == nil {
+		r.keys.Served(k)
+	}
+}
+
 // flight is one request in flight at a replica.
 type flight struct {
+	inbound *Inbound
 	replica *Replica
+	slot    *Reservation
 	token   load.Token
 	start   time.Time
 	failed  bool // by its status
 }
 
-func begin(r *Replica) *flight {
+func (in *Inbound) begin(r *Replica, reservation string) *flight {
 	now := time.Now()
-	return &flight{replica: r, token: r.Load.Begin(now), start: now}
+	return &flight{inbound: in, replica: r, slot: in.slot(r.line, reservation), token: r.Load.Begin(now), start: now}
 }
 
 // finished is called when the body has ended, in whichever way.
@@ -178,4 +196,10 @@ func (f *flight) end(outcome load.Outcome) {
 	now := time.Now()
 	f.replica.Load.End(now, f.token, outcome)
 	f.replica.metrics.finished(outcome, now.Sub(f.start))
+	if !f.replica.line.leave(f.slot) {
+		return
+	}
+	if r := f.inbound.Replica(f.replica.Endpoint.ID()); r != nil {
+		f.inbound.idle(r)
+	}
 }

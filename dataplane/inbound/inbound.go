@@ -2,11 +2,13 @@
 package inbound
 
 import (
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/load"
 	"github.com/headroom-mesh/headroom/dataplane/probe"
+	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 )
 
@@ -15,6 +17,15 @@ type Inbound struct {
 	replicas atomic.Pointer[map[registry.EndpointID]*Replica]
 	engine   *engine
 	metrics  *metrics
+
+	reservations sync.Map // of *Reservation, by their IDs
+	listeners    listeners
+	ended        chan struct{} // closed when Run ends: those who wait in other agents know then
+
+	mu sync.Mutex
+	// mu guards the fields below, and serializes changes of replicas.
+
+	snapshot *registry.Snapshot // of the policies
 }
 
 // Replica is a replica on this node.
@@ -22,27 +33,78 @@ type Replica struct {
 	Endpoint registry.Endpoint // as last registered
 	Load     *load.Tracker
 
+	policy  policy.Policy
+	line    *line
+	keys    *load.Keys // those served lately; nil unless the policy makes use of them
 	metrics *serviceMetrics
 }
 
-// Update replaces the replicas of this node. One that was there before keeps its load. It must not be called
-// concurrently.
+// Update replaces the replicas of this node. One that was there before keeps its load.
 func (in *Inbound) Update(endpoints []registry.Endpoint) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
 	before := *in.replicas.Load()
 	after := make(map[registry.EndpointID]*Replica, len(endpoints))
 	services := map[registry.ServiceName]bool{}
 	for _, e := range endpoints {
-		r := &Replica{Endpoint: e, metrics: in.metrics.service(e.Service)}
-		if old := before[e.ID()]; old != nil {
-			r.Load = old.Load
-		} else {
-			r.Load = new(load.Tracker)
-		}
-		after[e.ID()] = r
+		after[e.ID()] = in.replicaLocked(e, before[e.ID()])
 		services[e.Service] = true
 	}
-	in.replicas.Store(&after)
+	in.replaceLocked(before, after)
 	in.metrics.keep(services)
+}
+
+// UpdatePolicies takes in the policies in a snapshot.
+func (in *Inbound) UpdatePolicies(snapshot *registry.Snapshot) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.snapshot = snapshot
+	before := *in.replicas.Load()
+	after := make(map[registry.EndpointID]*Replica, len(before))
+	for id, old := range before {
+		after[id] = in.replicaLocked(old.Endpoint, old)
+	}
+	in.replaceLocked(before, after)
+}
+
+// replicaLocked returns the replica as it is from now on. What it has in flight, and all that it knows, stays.
+func (in *Inbound) replicaLocked(e registry.Endpoint, old *Replica) *Replica {
+	r := &Replica{Endpoint: e, policy: policy.Default(), metrics: in.metrics.service(e.Service)}
+	if s := in.snapshot.Services[e.Service]; s != nil {
+		r.policy = s.Policy
+	}
+	slots := max(r.policy.Slots, 1) * int(max(e.Weight, 1))
+	if old == nil {
+		r.Load, r.line = new(load.Tracker), newLine(slots)
+	} else {
+		r.Load, r.line = old.Load, old.line
+		r.line.resize(slots)
+	}
+	if r.policy.Balancer == policy.BalancerPrequalSync {
+		if old != nil && old.keys != nil && old.policy.PrequalSync.Keys == r.policy.PrequalSync.Keys {
+			r.keys = old.keys
+		} else {
+			r.keys = load.NewKeys(r.policy.PrequalSync.Keys)
+		}
+	}
+	return r
+}
+
+// replaceLocked puts replicas in the place of others, and tells those whom that concerns.
+func (in *Inbound) replaceLocked(before, after map[registry.EndpointID]*Replica) {
+	in.replicas.Store(&after)
+	for id, old := range before {
+		if after[id] == nil {
+			old.line.close()
+		}
+	}
+	for id, r := range after {
+		if old := before[id]; old == nil || old.Endpoint.State != registry.Ready {
+			for range min(r.line.free(), mostFree) {
+				in.idle(r)
+			}
+		}
+	}
 }
 
 // Replica returns a replica of this node, nil if there is none of that name.
@@ -64,6 +126,9 @@ func (in *Inbound) Probe(now time.Time, q probe.Request) probe.Answer {
 		return probe.Answer{Status: probe.Unknown}
 	}
 	answer := probe.Answer{Report: r.Load.Report(now)}
+	if q.Key != 0 && r.keys != nil && r.keys.Has(q.Key) {
+		answer.Report = answer.Report.Scaled(r.policy.PrequalSync.HitScale)
+	}
 	switch r.Endpoint.State {
 	case registry.Unhealthy:
 		answer.Status = probe.Unhealthy
