@@ -16,10 +16,12 @@ import (
 // request counted in. If the home is full, the next owner on the circle that is not gets the request. ring_hash and maglev
 // differ only in the circle.
 //
-// What is in flight is what the replicas say, where that is known: their answers to probes and their reports on responses,
-// as long as they are fresh (Prequal.MaxAge), and what was placed there since. m comes from probes to replicas chosen at
-// random; the homes of busy keys are no fair sample. What is not known is judged by this agent's own requests alone. c is
-// Hash.LoadFactor, 1.25 by default; 0 stands for no bound: plain consistent hashing.
+// What is in flight is this agent's own requests, which it knows exactly, and those of others, which the replicas tell: a
+// replica's RIF in an answer to a probe or a report on a response, less this agent's own there at that moment. That counts
+// as long as it is fresh (Prequal.MaxAge); a replica of which nothing fresh is known is taken for an average one. The average
+// comes from probes to replicas chosen at random, as the homes of busy keys are no fair sample. Before there are enough
+// of these, only this agent's own requests count. c is Hash.LoadFactor, 1.25 by default; 0 stands for no bound: plain
+// consistent hashing.
 //
 // Use it where a replica is better at keys that it has seen (caches, sessions), not to spread load evenly: within the bound
 // it doesn't look at load at all.
@@ -34,7 +36,7 @@ type hashPicker struct {
 	set      *Set
 	circle   *circle
 	replicas []hashReplica // by place in set.Endpoints
-	fair     fairSample    // of RIF by seat
+	fair     fairSample    // of requests of others by seat
 	epoch    time.Time
 	asOf     time.Duration // the last request, since the epoch
 
@@ -47,8 +49,8 @@ type hashPicker struct {
 
 // hashReplica is what is known of a replica.
 type hashReplica struct {
-	seats      int32
-	rif        int32
+	seats      float64
+	others     float64 // requests of others in flight, smoothed
 	freshUntil time.Duration
 	asked      bool // as one of the fair sample
 }
@@ -73,7 +75,7 @@ func (h *hashPicker) Update(now time.Time, set *Set) {
 		if at, ok := h.place(e); ok {
 			replicas[i] = h.replicas[at]
 		}
-		replicas[i].seats = set.seatsOf[e]
+		replicas[i].seats = float64(set.seatsOf[e])
 	}
 	h.set, h.replicas, h.circle, h.home = set, replicas, h.circleOf(set), -1
 }
@@ -91,41 +93,36 @@ func (h *hashPicker) Pick(now time.Time, req Request) (*Endpoint, Class) {
 	h.asOf = now.Sub(h.epoch)
 	if !req.Keyed {
 		h.home = -1
-		e := h.set.anyone(h.rng)
-		if at, ok := h.place(e); ok {
-			h.replicas[at].rif++
-		}
-		return e, Fallback
+		return h.set.anyone(h.rng), Fallback
 	}
 	at, class := h.choose(req.Key)
-	h.replicas[at].rif++
 	return h.set.Endpoints[at], class
 }
 
 func (h *hashPicker) choose(key uint64) (int32, Class) {
 	point := h.circle.find(key)
 	h.home = h.circle.owners[point]
-	if h.factor == 0 || h.spare(h.home, h.limits(h.flights.atLeast())) > 0 {
+	if h.factor == 0 || h.spare(h.home, h.bound(h.flights.atLeast())) > 0 {
 		return h.home, Ruled
 	}
-	limits := h.limits(h.flights.total())
-	if h.spare(h.home, limits) > 0 {
+	b := h.bound(h.flights.total())
+	if h.spare(h.home, b) > 0 {
 		return h.home, Ruled
 	}
-	return h.overflow(point, limits), Overflow
+	return h.overflow(point, b), Overflow
 }
 
 // overflow returns the first owner after a point that has room. If all are full, which is when others pick at the same
 // moment or load has just risen, it is the one with the least too much.
-func (h *hashPicker) overflow(point int, l limits) int32 {
+func (h *hashPicker) overflow(point int, b bound) int32 {
 	owners := h.circle.owners
 	best := owners[point]
-	most := h.spare(best, l)
+	most := h.spare(best, b)
 	for range owners {
 		if point++; point == len(owners) {
 			point = 0
 		}
-		spare := h.spare(owners[point], l)
+		spare := h.spare(owners[point], b)
 		if spare > 0 {
 			return owners[point]
 		}
@@ -136,32 +133,30 @@ func (h *hashPicker) overflow(point int, l limits) int32 {
 	return best
 }
 
-// limits are c·(m+1)/W: what a seat may hold, the arriving request counted in.
-type limits struct {
-	own  float64 // by this agent's own requests, for replicas of which nothing else is known
-	all  float64 // by all requests, for the others
-	fair bool    // whether m is known of all
+// bound is what a seat may hold and, of that, what others have there on average.
+type bound struct {
+	most   float64 // c·(m+1)/W
+	others float64
+	known  bool // whether others count
 }
 
-// limits reckons with m of this agent's own requests in flight.
-func (h *hashPicker) limits(m int) limits {
-	seats := float64(len(h.set.seats))
-	l := limits{own: h.factor * float64(m+1) / seats}
-	share, ok := h.fair.mean(h.asOf)
-	l.all, l.fair = max(l.own, h.factor*(share+1/seats)), ok
-	return l
+// bound reckons with a number of this agent's own requests in flight to the service.
+func (h *hashPicker) bound(own int) bound {
+	others, known := h.fair.mean(h.asOf)
+	return bound{h.factor * (float64(own+1)/float64(len(h.set.seats)) + others), others, known}
 }
 
 // rounding is more than what floating point adds to a bound that is a whole number.
 const rounding = 1e-9
 
 // spare is positive if a replica has room: an integer is below ⌈x⌉ exactly if it is below x.
-func (h *hashPicker) spare(at int32, l limits) float64 {
+func (h *hashPicker) spare(at int32, b bound) float64 {
 	r := &h.replicas[at]
-	if l.fair && h.asOf < r.freshUntil {
-		return l.all*float64(r.seats) - rounding - float64(r.rif)
+	others := b.others * r.seats
+	if b.known && h.asOf < r.freshUntil {
+		others = r.others
 	}
-	return l.own*float64(r.seats) - rounding - float64(h.set.Endpoints[at].RIF())
+	return b.most*r.seats - rounding - others - float64(h.set.Endpoints[at].RIF())
 }
 
 // Due probes at most one replica a request, in turn the key's home, so that the bound is fresh when the key comes again,
@@ -205,26 +200,33 @@ func (h *hashPicker) askFairly(dst []*Endpoint) []*Endpoint {
 }
 
 func (h *hashPicker) Probed(now time.Time, e *Endpoint, r load.Report) {
+	others := float64(max(int(r.RIF)-e.RIF(), 0)) // less than none is what is still on its way there
+	known := h.learn(now, e, others)
+	if known != nil && known.asked {
+		known.asked = false
+		h.fair.add(now.Sub(h.epoch), h.prequal.MaxAge, others/known.seats)
+	}
+}
+
+// Reported takes in a report that comes with the end of a request, which the replica no longer counts but this agent does.
+func (h *hashPicker) Reported(now time.Time, e *Endpoint, r load.Report) {
+	h.learn(now, e, float64(max(int(r.RIF)-(e.RIF()-1), 0)))
+}
+
+// learn notes how many requests of others a replica has, and returns what is known of it; nil if it has left.
+func (h *hashPicker) learn(now time.Time, e *Endpoint, others float64) *hashReplica {
 	at, ok := h.place(e)
 	if !ok {
-		return
+		return nil
 	}
-	h.learn(now, at, r)
-	if known := &h.replicas[at]; known.asked {
-		known.asked = false
-		h.fair.add(now.Sub(h.epoch), h.prequal.MaxAge, float64(r.RIF)/float64(known.seats))
+	known := &h.replicas[at]
+	if now.Sub(h.epoch) < known.freshUntil {
+		known.others += othersGain * (others - known.others)
+	} else {
+		known.others = others
 	}
-}
-
-func (h *hashPicker) Reported(now time.Time, e *Endpoint, r load.Report) {
-	if at, ok := h.place(e); ok {
-		h.learn(now, at, r)
-	}
-}
-
-func (h *hashPicker) learn(now time.Time, at int, r load.Report) {
-	h.replicas[at].rif = r.RIF
-	h.replicas[at].freshUntil = now.Sub(h.epoch) + h.prequal.MaxAge
+	known.freshUntil = now.Sub(h.epoch) + h.prequal.MaxAge
+	return known
 }
 
 func (h *hashPicker) Forget(e *Endpoint) {
@@ -232,6 +234,10 @@ func (h *hashPicker) Forget(e *Endpoint) {
 		h.replicas[at].freshUntil = 0
 	}
 }
+
+// othersGain is what an answer counts against those before it. Agents that went by the last one alone would all crowd where
+// there just was room, and then all stay away.
+const othersGain = 0.125
 
 const (
 	// fairSize is how many answers make the sample, fairLeast how many it takes to say anything.
@@ -241,7 +247,7 @@ const (
 	fairAges = 10
 )
 
-// fairSample estimates the mean RIF by seat from the answers of replicas chosen at random.
+// fairSample estimates the mean requests of others by seat from the answers of replicas chosen at random.
 type fairSample struct {
 	answers [fairSize]fairAnswer
 	first   int // the oldest

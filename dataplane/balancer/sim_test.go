@@ -23,6 +23,8 @@ type sim struct {
 	took     []time.Duration
 	failed   int
 	failures Outcome // as which the agents see a failed request
+	next     func() Request
+	classes  map[Class]int // of the picks
 }
 
 // simReplica serves any number of requests at once, or as many as it has slots.
@@ -40,7 +42,8 @@ const hop = 250 * time.Microsecond
 
 // newSim returns a service with n replicas and agents that balance by a rule, each on its own.
 func newSim(p policy.Policy, agents, n int, replica func(s *sim, i int) *simReplica) *sim {
-	s := &sim{now: start, rng: rand.New(rand.NewPCG(1, 2)), records: replicas(n), replicas: map[registry.EndpointID]*simReplica{}, failures: Failed}
+	s := &sim{now: start, rng: rand.New(rand.NewPCG(1, 2)), records: replicas(n), replicas: map[registry.EndpointID]*simReplica{}, failures: Failed,
+		next: func() Request { return Request{} }, classes: map[Class]int{}}
 	for i, r := range s.records {
 		s.replicas[r.ID()] = replica(s, i)
 	}
@@ -83,10 +86,11 @@ func (s *sim) replica(i int) *simReplica { return s.replicas[s.records[i].ID()] 
 
 func (s *sim) request(b *Balancer) {
 	began := s.now
-	picked, err := b.Pick(s.now, Request{})
+	picked, err := b.Pick(s.now, s.next())
 	if err != nil {
 		panic(err)
 	}
+	s.classes[picked.Class]++
 	s.probe(b, picked.Due(nil))
 	s.after(hop, func() {
 		s.replicas[picked.Endpoint.ID].take(s, func(outcome load.Outcome, r load.Report) {
