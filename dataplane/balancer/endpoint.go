@@ -7,8 +7,8 @@ import (
 	"github.com/headroom-mesh/headroom/registry"
 )
 
-// Endpoint is a replica as this agent sees it. It lives as long as the replica is registered, over changes of policy and
-// of the rest of the fleet, so that its counters stay true.
+// Endpoint is a replica as this agent sees it. It lives as long as the replica is registered and in scope, over changes of
+// policy and of the rest of the fleet, so that its counters stay true.
 type Endpoint struct {
 	ID registry.EndpointID
 
@@ -22,6 +22,17 @@ type Endpoint struct {
 
 	avoided   Avoidance // why it is left out, until avoidEnds
 	avoidEnds time.Time
+	updated   uint64 // the last update of the fleet that had it
+	inScope   uint64 // the last Set's version that had it in scope
+}
+
+// updateLocked takes in what the registry says of the endpoint by the fleet's nth update.
+func (e *Endpoint) updateLocked(now time.Time, record *registry.Endpoint, nth uint64) {
+	old := e.record.Swap(record)
+	e.updated = nth
+	if old != nil && old.State != record.State && e.avoided == Declined {
+		e.avoidEnds = now // the registry has caught up with what the agent said
+	}
 }
 
 // Record returns what the registry says of the endpoint.

@@ -21,11 +21,17 @@ type Fleet struct {
 	mu sync.Mutex
 	// mu guards the fields below.
 
-	endpoints map[registry.EndpointID]*Endpoint
+	records []registry.Endpoint // all that are registered
+	scope   policy.Scope
+	// endpoints are those in scope, and those that something must be remembered of.
+	endpoints map[identity]*Endpoint
+	avoided   map[identity]*Endpoint  // those of them that have been, lately
 	down      map[netip.AddrPort]bool // agents that don't answer, by address
+	ready     int                     // of all that are registered
 	counters  counters
 	inFlight  []*inFlight
 	version   uint64
+	updates   uint64
 }
 
 // inFlight counts requests in flight to a service, in part: those of one shard of every balancer that the fleet has had,
@@ -63,7 +69,7 @@ type Set struct {
 
 	seats   []seat
 	seatsOf map[*Endpoint]int32 // how many each of Endpoints has
-	all     []*Endpoint         // sorted by ID
+	all     []*Endpoint         // also those that take no requests, sorted by ID
 	review  time.Time           // when an avoidance ends; zero if none is in force
 	version uint64
 	ring    func() *circle // built on first use, as is maglev
@@ -103,7 +109,12 @@ type Place struct {
 
 // NewFleet returns a fleet without replicas, as seen from a place.
 func NewFleet(place Place) *Fleet {
-	f := &Fleet{place: place, endpoints: map[registry.EndpointID]*Endpoint{}, down: map[netip.AddrPort]bool{}}
+	f := &Fleet{
+		place:     place,
+		endpoints: map[identity]*Endpoint{},
+		avoided:   map[identity]*Endpoint{},
+		down:      map[netip.AddrPort]bool{},
+	}
 	f.current.Store(&Set{})
 	return f
 }
@@ -132,27 +143,23 @@ func (f *Fleet) Set(now time.Time) *Set {
 	return set
 }
 
-// Update replaces the registered endpoints, and says which of them to use.
+// Update replaces the registered endpoints, and says which of them to use. The fleet keeps records: nobody may change them.
 func (f *Fleet) Update(now time.Time, records []registry.Endpoint, scope policy.Scope) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	registered := make(map[registry.EndpointID]bool, len(records))
-	for i := range records {
-		record := records[i]
-		id := record.ID()
-		registered[id] = true
-		e := f.endpoints[id]
-		if e == nil {
-			e = &Endpoint{ID: id, counter: f.counters.take()}
-			f.endpoints[id] = e
-		}
-		if old := e.record.Swap(&record); old != nil && old.State != record.State && e.avoided == Declined {
-			e.avoidEnds = now // the registry has caught up with what the agent said
+	f.records, f.scope = records, scope
+	f.updates++
+	if len(f.endpoints) > 0 {
+		for i := range records {
+			if e := f.endpoints[identityOf(&records[i])]; e != nil {
+				e.updateLocked(now, &records[i], f.updates)
+			}
 		}
 	}
-	for id := range f.endpoints {
-		if !registered[id] {
+	for id, e := range f.endpoints {
+		if e.updated != f.updates {
 			delete(f.endpoints, id)
+			delete(f.avoided, id)
 		}
 	}
 	f.rebuildLocked(now)
@@ -171,7 +178,9 @@ func (f *Fleet) SetReachable(now time.Time, agent netip.AddrPort, reachable bool
 	} else {
 		f.down[agent] = true
 	}
-	f.rebuildLocked(now)
+	if slices.ContainsFunc(f.records, func(r registry.Endpoint) bool { return r.Agent == agent }) {
+		f.rebuildLocked(now)
+	}
 }
 
 // Decline leaves an endpoint out for a moment because its own agent said that it takes no requests.
@@ -191,8 +200,8 @@ func (f *Fleet) succeeded(e *Endpoint) {
 	}
 }
 
-// failed counts a failure and ejects the endpoint if there were too many in a row. At most half of the fleet is ejected
-// at a time: where most fail, the fault is elsewhere, and the rest would drown.
+// failed counts a failure and ejects the endpoint if there were too many in a row. At most half of those to choose from
+// are ejected at a time: where most fail, the fault is elsewhere, and the rest would drown.
 func (f *Fleet) failed(now time.Time, e *Endpoint, unconnected bool) {
 	e.errors.Add(1)
 	if e.failures.Add(1) < failuresToEject && !unconnected {
@@ -200,20 +209,7 @@ func (f *Fleet) failed(now time.Time, e *Endpoint, unconnected bool) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if e.avoided == Ejected && now.Before(e.avoidEnds) {
-		return
-	}
-	ejected, ready := 0, 0
-	for _, o := range f.endpoints {
-		if o.record.Load().State != registry.Ready {
-			continue
-		}
-		ready++
-		if o.avoided == Ejected && now.Before(o.avoidEnds) {
-			ejected++
-		}
-	}
-	if 2*(ejected+1) > ready {
+	if e.avoided == Ejected && now.Before(e.avoidEnds) || 2*(f.ejectedLocked(now)+1) > f.choiceLocked() {
 		return
 	}
 	e.failures.Store(0)
@@ -221,38 +217,57 @@ func (f *Fleet) failed(now time.Time, e *Endpoint, unconnected bool) {
 	f.avoidLocked(now, e, Ejected, lasts)
 }
 
+func (f *Fleet) ejectedLocked(now time.Time) int {
+	n := 0
+	for _, e := range f.avoided {
+		if e.avoided == Ejected && now.Before(e.avoidEnds) && e.record.Load().State == registry.Ready {
+			n++
+		}
+	}
+	return n
+}
+
+// choiceLocked returns how many there would be to choose from, were none avoided.
+func (f *Fleet) choiceLocked() int {
+	if f.scope.Subset > 0 {
+		return min(f.ready, max(f.scope.Subset, 2))
+	}
+	return f.ready
+}
+
 func (f *Fleet) avoidLocked(now time.Time, e *Endpoint, why Avoidance, lasts time.Duration) {
-	if f.endpoints[e.ID] != e || now.Add(lasts).Before(e.avoidEnds) {
+	id := identityOf(e.record.Load())
+	if f.endpoints[id] != e || now.Add(lasts).Before(e.avoidEnds) {
 		return
 	}
 	e.avoided, e.avoidEnds = why, now.Add(lasts)
+	f.avoided[id] = e
 	f.rebuildLocked(now)
 }
 
-// rebuildLocked makes the next Set: the ready endpoints that are not avoided; if there are none, all that are ready
-// ("panic" in other balancers), as experience may be wrong and a request that may fail beats one that must.
+// rebuildLocked makes the next Set: of the endpoints in scope, those that are ready and not avoided; if there are none,
+// all that are ready ("panic" in other balancers), as experience may be wrong and a request that may fail beats one that
+// must.
 func (f *Fleet) rebuildLocked(now time.Time) {
 	f.version++
-	set := &Set{Registered: len(f.endpoints), version: f.version}
-	var ready []*Endpoint
-	for _, e := range f.endpoints {
-		set.all = append(set.all, e)
-		if e.record.Load().State != registry.Ready {
-			continue
-		}
-		ready = append(ready, e)
-		if f.avoidanceLocked(now, e) == NotAvoided {
-			set.Endpoints = append(set.Endpoints, e)
-		}
-		if now.Before(e.avoidEnds) && (set.review.IsZero() || e.avoidEnds.Before(set.review)) {
+	set := &Set{Registered: len(f.records), version: f.version}
+	for id, e := range f.avoided {
+		if !now.Before(e.avoidEnds) {
+			delete(f.avoided, id)
+		} else if set.review.IsZero() || e.avoidEnds.Before(set.review) {
 			set.review = e.avoidEnds
 		}
 	}
-	if len(set.Endpoints) == 0 {
-		set.Endpoints = ready
+	chosen := f.choose(func(r *registry.Endpoint) bool {
+		return !f.down[r.Agent] && (len(f.avoided) == 0 || f.avoided[identityOf(r)] == nil)
+	})
+	f.ready = chosen.ready
+	home := f.endpointsLocked(chosen.home)
+	set.Endpoints = home
+	if !slices.Equal(chosen.home, chosen.using) {
+		set.Endpoints = f.endpointsLocked(chosen.using)
 	}
-	slices.SortFunc(set.Endpoints, byID)
-	slices.SortFunc(set.all, byID)
+	set.all = f.keepLocked(home)
 	set.seats = seatsOf(set.Endpoints)
 	set.seatsOf = make(map[*Endpoint]int32, len(set.Endpoints))
 	for _, s := range set.seats {
@@ -261,6 +276,42 @@ func (f *Fleet) rebuildLocked(now time.Time) {
 	set.ring = sync.OnceValue(func() *circle { return newRing(set) })
 	set.maglev = sync.OnceValue(func() *circle { return newMaglev(set) })
 	f.current.Store(set)
+}
+
+// endpointsLocked returns the endpoints that records describe, sorted by ID. They are in scope of the Set to come.
+func (f *Fleet) endpointsLocked(records []*registry.Endpoint) []*Endpoint {
+	endpoints := make([]*Endpoint, 0, len(records))
+	for _, r := range records {
+		id := identityOf(r)
+		e := f.endpoints[id]
+		if e == nil {
+			e = &Endpoint{ID: r.ID(), counter: f.counters.take()}
+			e.updateLocked(time.Time{}, r, f.updates)
+			f.endpoints[id] = e
+		}
+		e.inScope = f.version
+		endpoints = append(endpoints, e)
+	}
+	slices.SortFunc(endpoints, byID)
+	return slices.Compact(endpoints)
+}
+
+// keepLocked drops the endpoints that have left the scope, unless there is something to remember of them. It returns the
+// others, sorted by ID.
+func (f *Fleet) keepLocked(home []*Endpoint) []*Endpoint {
+	if len(f.endpoints) == len(home) {
+		return home
+	}
+	kept := make([]*Endpoint, 0, len(f.endpoints))
+	for id, e := range f.endpoints {
+		if e.inScope != f.version && f.avoided[id] == nil && e.RIF() == 0 {
+			delete(f.endpoints, id)
+			continue
+		}
+		kept = append(kept, e)
+	}
+	slices.SortFunc(kept, byID)
+	return kept
 }
 
 func (f *Fleet) avoidanceLocked(now time.Time, e *Endpoint) Avoidance {

@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ func wantReady(t *testing.T, when string, f *Fleet, now time.Time, records []reg
 // fleetOf returns a fleet with these replicas, and them in the order of the records.
 func fleetOf(records []registry.Endpoint) (*Fleet, []*Endpoint) {
 	f := NewFleet(Place{})
-	f.Update(start, records, policy.Scope{})
+	f.Update(start, slices.Clone(records), policy.Scope{})
 	es := make([]*Endpoint, len(records))
 	f.Each(start, func(e *Endpoint, _ Avoidance) {
 		es[slices.IndexFunc(records, func(r registry.Endpoint) bool { return r.ID() == e.ID })] = e
@@ -57,12 +58,12 @@ func TestPickWithoutReplicas(t *testing.T) {
 	}
 	records := replicas(2)
 	records[0].State, records[1].State = registry.Unhealthy, registry.Draining
-	f.Update(start, records, policy.Scope{})
+	f.Update(start, slices.Clone(records), policy.Scope{})
 	if _, err := b.Pick(start, Request{}); !errors.Is(err, ErrNoneReady) {
 		t.Errorf("none ready: got %v; want %v", err, ErrNoneReady)
 	}
 	records[1].State = registry.Ready
-	f.Update(start, records, policy.Scope{})
+	f.Update(start, slices.Clone(records), policy.Scope{})
 	if picked, err := b.Pick(start, Request{}); err != nil || picked.Endpoint.ID != records[1].ID() {
 		t.Errorf("one ready: got %v, %v", picked.Endpoint, err)
 	}
@@ -79,11 +80,11 @@ func TestFleetFollowsTheRegistry(t *testing.T) {
 	hold(es[2], 5)
 
 	records[0].State, records[1].State = registry.Unhealthy, registry.Draining
-	f.Update(start, records, policy.Scope{})
+	f.Update(start, slices.Clone(records), policy.Scope{})
 	wantReady(t, "one unhealthy, one draining", f, start, records, 2, 3)
 
 	records[2].Zone = "b"
-	f.Update(start, records[:3], policy.Scope{})
+	f.Update(start, slices.Clone(records[:3]), policy.Scope{})
 	wantReady(t, "one gone", f, start, records, 2)
 	if now := f.Set(start).Endpoints[0]; now != es[2] || now.RIF() != 5 || now.Picks() != 5 || now.Record().Zone != "b" {
 		t.Errorf("the one that stays: got %v, %d in flight; want the same with its counters and its new record", now, now.RIF())
@@ -92,7 +93,7 @@ func TestFleetFollowsTheRegistry(t *testing.T) {
 		t.Errorf("registered: got %d; want 3", got)
 	}
 
-	f.Update(start, records, policy.Scope{})
+	f.Update(start, slices.Clone(records), policy.Scope{})
 	_, back := fleetOf(records)
 	if back[3] == es[3] || back[3].RIF() != 0 {
 		t.Error("a replica that comes back starts anew")
@@ -202,6 +203,13 @@ func TestDeclinedReplicasAreLeftOutForAMoment(t *testing.T) {
 	}
 	wantReady(t, "just before the end", f, after(2*time.Second-1), records, 0, 2)
 	wantReady(t, "at the end", f, after(2*time.Second), records, 0, 1, 2)
+
+	f.Decline(after(time.Minute), es[1])
+	records[1].State = registry.Draining
+	f.Update(after(time.Minute), slices.Clone(records), policy.Scope{})
+	records[1].State = registry.Ready
+	f.Update(after(time.Minute), slices.Clone(records), policy.Scope{})
+	wantReady(t, "when the registry has caught up", f, after(time.Minute), records, 0, 1, 2)
 }
 
 // A late answer does not cut an ejection short.
@@ -237,7 +245,7 @@ func TestReplicasBehindASilentAgentAreLeftOut(t *testing.T) {
 		t.Errorf("the first agent back: got %v in use; want the sixteen on it", got)
 	}
 	// It holds for replicas that come later, too.
-	f.Update(start, records[:17], policy.Scope{})
+	f.Update(start, slices.Clone(records[:17]), policy.Scope{})
 	if got := len(ready(f, start, records)); got != 16 {
 		t.Errorf("after an update: got %d; want the sixteen", got)
 	}
@@ -303,7 +311,7 @@ func TestFleetInvariants(t *testing.T) {
 			"unreachable": func(t *rapid.T) { f.SetReachable(now, records[some.Draw(t, "i")].Agent, rapid.Bool().Draw(t, "up")) },
 			"state": func(t *rapid.T) {
 				records[some.Draw(t, "i")].State = registry.State(rapid.IntRange(0, 2).Draw(t, "state"))
-				f.Update(now, records, policy.Scope{})
+				f.Update(now, slices.Clone(records), policy.Scope{})
 			},
 			"wait": func(t *rapid.T) {
 				now = now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(t, "ms")) * time.Millisecond)
@@ -332,4 +340,17 @@ func TestFleetInvariants(t *testing.T) {
 			},
 		})
 	})
+}
+
+// BenchmarkFleetUpdate is what a change of the registry costs an agent.
+func BenchmarkFleetUpdate(b *testing.B) {
+	for _, subset := range []int{0, 100} {
+		b.Run(fmt.Sprintf("subset=%d", subset), func(b *testing.B) {
+			b.ReportAllocs()
+			f, records := NewFleet(Place{Node: "a"}), replicas(10_000)
+			for b.Loop() {
+				f.Update(start, records, policy.Scope{Subset: subset})
+			}
+		})
+	}
 }

@@ -18,20 +18,23 @@ func (a seat) less(b seat) bool { return a.RIF()*int(b.of) < b.RIF()*int(a.of) }
 
 // seatsOf returns the seats of endpoints, as few as their weights allow. Those of one replica are spread evenly.
 func seatsOf(endpoints []*Endpoint) []seat {
-	unit := int32(0)
+	unit, total := int32(0), int32(0)
 	for _, e := range endpoints {
 		unit = gcd(e.weight(), unit)
+		total += e.weight()
 	}
-	var seats []seat
+	seats := make([]seat, 0, total/max(unit, 1))
 	for _, e := range endpoints {
 		of := e.weight() / unit
 		for nth := range of {
 			seats = append(seats, seat{e, nth, of})
 		}
 	}
-	slices.SortStableFunc(seats, func(a, b seat) int {
-		return cmp.Compare((2*a.nth+1)*b.of, (2*b.nth+1)*a.of) // (nth+½)/of
-	})
+	if len(seats) > len(endpoints) {
+		slices.SortStableFunc(seats, func(a, b seat) int {
+			return cmp.Compare((2*a.nth+1)*b.of, (2*b.nth+1)*a.of) // (nth+½)/of
+		})
+	}
 	return seats
 }
 
