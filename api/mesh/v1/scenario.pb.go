@@ -431,7 +431,7 @@ type ScenarioMachines struct {
 	Hobble *float64 `protobuf:"fixed64,4,opt,name=hobble,proto3,oneof" json:"hobble,omitempty"`
 	// How much slower work is on a machine that is busy all over, as caches and cores are shared: 0 to 0.99. Default 0.
 	Interference *float64 `protobuf:"fixed64,5,opt,name=interference,proto3,oneof" json:"interference,omitempty"`
-	// Busy part of the machine from which on interference grows: 0 to 1. Default 1.
+	// Busy part of the machine from which on interference grows: above 0, to 1. Default 1.
 	InterferenceFrom *float64 `protobuf:"fixed64,6,opt,name=interference_from,json=interferenceFrom,proto3,oneof" json:"interference_from,omitempty"`
 	// Other users of the machines. Left out, there are none.
 	Antagonists   *ScenarioAntagonists `protobuf:"bytes,7,opt,name=antagonists,proto3" json:"antagonists,omitempty"`
@@ -1511,6 +1511,8 @@ type ScenarioWithout struct {
 	Reports bool `protobuf:"varint,1,opt,name=reports,proto3" json:"reports,omitempty"`
 	// Failures count as answers.
 	ErrorAversion bool `protobuf:"varint,2,opt,name=error_aversion,json=errorAversion,proto3" json:"error_aversion,omitempty"`
+	// Replicas of kind cpu don't report how much of their allocation they use.
+	Utilization   bool `protobuf:"varint,3,opt,name=utilization,proto3" json:"utilization,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1555,6 +1557,13 @@ func (x *ScenarioWithout) GetReports() bool {
 func (x *ScenarioWithout) GetErrorAversion() bool {
 	if x != nil {
 		return x.ErrorAversion
+	}
+	return false
+}
+
+func (x *ScenarioWithout) GetUtilization() bool {
+	if x != nil {
+		return x.Utilization
 	}
 	return false
 }
@@ -1841,10 +1850,11 @@ const file_mesh_v1_scenario_proto_rawDesc = "" +
 	"\fScenarioRule\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12;\n" +
 	"\x06policy\x18\x02 \x01(\v2#.headroom.mesh.v1.ServicePolicySpecR\x06policy\x12;\n" +
-	"\awithout\x18\x03 \x01(\v2!.headroom.mesh.v1.ScenarioWithoutR\awithout\"R\n" +
+	"\awithout\x18\x03 \x01(\v2!.headroom.mesh.v1.ScenarioWithoutR\awithout\"t\n" +
 	"\x0fScenarioWithout\x12\x18\n" +
 	"\areports\x18\x01 \x01(\bR\areports\x12%\n" +
-	"\x0eerror_aversion\x18\x02 \x01(\bR\rerrorAversion\"\x8c\x01\n" +
+	"\x0eerror_aversion\x18\x02 \x01(\bR\rerrorAversion\x12 \n" +
+	"\vutilization\x18\x03 \x01(\bR\vutilization\"\x8c\x01\n" +
 	"\rScenarioSweep\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12.\n" +
 	"\x06values\x18\x02 \x03(\v2\x16.google.protobuf.ValueR\x06values\x127\n" +

@@ -27,8 +27,9 @@ func rulesOf(spec *meshv1.ScenarioSpec) []*meshv1.ScenarioRule {
 
 // rules is what a scenario says of rules.
 type rules struct {
-	base *meshv1.ServicePolicySpec
-	own  []rule
+	base    *meshv1.ServicePolicySpec
+	invalid bool // the policy of the scenario is
+	own     []rule
 }
 
 type rule struct {
@@ -44,25 +45,34 @@ func readRules(spec *meshv1.ScenarioSpec, problems *document.Problems) rules {
 	}
 	if _, err := compile(r.base, "spec.policy."); err != nil {
 		addAll(problems, err)
-		return r // or each rule would tell it again
+		r.invalid = true // or each rule would tell it again
+		return r
 	}
 	names := map[string]bool{}
 	for i, doc := range rulesOf(spec) {
 		path := fmt.Sprintf("spec.rules[%d].", i)
 		name := doc.GetName()
-		if name == "" || names[name] {
-			problems.Add(path+"name", "want a name that no other rule has, got %q", name)
+		if !isName(name) || names[name] {
+			problems.Add(path+"name", "want a name that no other rule has, %s, got %q", nameForm, name)
 		}
 		names[name] = true
 		p, err := compile(r.merged(doc), path+"policy.")
 		if err != nil {
 			addAll(problems, err)
 		}
-		without := sim.Without{Reports: doc.GetWithout().GetReports(), ErrorAversion: doc.GetWithout().GetErrorAversion()}
+		out := doc.GetWithout()
+		without := sim.Without{Reports: out.GetReports(), ErrorAversion: out.GetErrorAversion(), Utilization: out.GetUtilization()}
 		r.own = append(r.own, rule{name, p, without})
 	}
 	return r
 }
+
+// isName reports whether a rule or a point can be called that.
+func isName(s string) bool {
+	return s != "" && len(s) <= 40 && !strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r > '~' || r == ',' })
+}
+
+const nameForm = "40 characters of ASCII at most, without commas"
 
 // merged returns the policy of a rule, on top of that of the scenario.
 func (r rules) merged(doc *meshv1.ScenarioRule) *meshv1.ServicePolicySpec {
@@ -115,6 +125,9 @@ func (r rules) apply(wanted Rule, c *sim.Config, problems *document.Problems) {
 	c.Oracle = wanted.Name == Oracle
 	if i := slices.IndexFunc(r.own, func(own rule) bool { return own.name == wanted.Name }); i >= 0 {
 		c.Policy, c.Without = r.own[i].policy, r.own[i].without
+		return
+	}
+	if r.invalid {
 		return
 	}
 	var err error
