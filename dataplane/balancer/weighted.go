@@ -55,11 +55,13 @@ type turn struct {
 	step   float64 // 1 for the greatest weight
 }
 
-// Weights are held within these bounds, as parts of the mean: the light must be heard of again, and the heavy are not to
-// be trusted with all.
 const (
+	// Weights are held within these bounds, as parts of the mean: the light must be heard of again, and the heavy are not
+	// to be trusted with all.
 	lightest = 0.01
 	heaviest = 10
+	// greatestWeight is beyond all that replicas can do, and small enough for sums.
+	greatestWeight = 1e15
 )
 
 func (w *weightedRoundRobin) Update(now time.Time, set *Set) {
@@ -108,7 +110,7 @@ func weightOf(r load.Report, errorPenalty float64) float64 {
 	if r.Rate <= 0 {
 		return 0
 	}
-	return r.Rate / (r.Utilization + r.ErrorRate/r.Rate*errorPenalty)
+	return min(r.Rate/(r.Utilization+r.ErrorRate*errorPenalty/r.Rate), greatestWeight)
 }
 
 func (w *weightedRoundRobin) expired(now time.Time, s *shown) bool {
