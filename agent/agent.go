@@ -176,6 +176,7 @@ func (a *Agent) newAdmin() error {
 		AppliedRevision: func() int64 { return a.snapshot.Load().Revision },
 		Members:         a.gossip.Members,
 		Local:           a.local,
+		Lines:           a.dataplane,
 		Observe:         a.observe,
 		DialPeer:        a.dataplane.DialPeer,
 		PeerListener:    a.dataplane.PeerListener(),

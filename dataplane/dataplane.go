@@ -20,6 +20,7 @@ import (
 	"github.com/headroom-mesh/headroom/dataplane/transport"
 	"github.com/headroom-mesh/headroom/registry"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -67,7 +68,7 @@ func New(cfg Config) (*Dataplane, error) {
 		return nil, err
 	}
 	d.outbound = outbound.New(outbound.Config{
-		Node: cfg.Node, Zone: cfg.Zone, Inbound: d.inbound, Dial: d.dialer(transport.HTTP), Prober: d.probes,
+		Node: cfg.Node, Zone: cfg.Zone, Inbound: d.inbound, Dial: d.dialer(transport.HTTP), DialPeer: d.DialPeer, Prober: d.probes,
 		Log: cfg.Log, AccessLog: cfg.AccessLog, Metrics: cfg.Metrics,
 	})
 	d.mux = transport.NewMux(cfg.Transport, cfg.Log, cfg.Metrics)
@@ -94,10 +95,23 @@ func (d *Dataplane) DialPeer(ctx context.Context, agent netip.AddrPort) (net.Con
 // PeerListener is where other agents connect to this agent's RPC service.
 func (d *Dataplane) PeerListener() net.Listener { return d.rpc }
 
-// Update applies a snapshot of the registry.
-func (d *Dataplane) Update(s *registry.Snapshot) { d.outbound.Update(time.Now(), s) }
+// Reserve answers the method of that name of service Peer.
+func (d *Dataplane) Reserve(r *meshv1.ReserveRequest, stream grpc.ServerStreamingServer[meshv1.Grant]) error {
+	return d.inbound.ServeReserve(r, stream)
+}
 
-// UpdateLocal replaces the replicas of this node. It must not be called concurrently.
+// ListenIdle answers the method of that name of service Peer.
+func (d *Dataplane) ListenIdle(r *meshv1.ListenIdleRequest, stream grpc.ServerStreamingServer[meshv1.IdleReplica]) error {
+	return d.inbound.ServeListenIdle(r, stream)
+}
+
+// Update applies a snapshot of the registry.
+func (d *Dataplane) Update(s *registry.Snapshot) {
+	d.inbound.UpdatePolicies(s)
+	d.outbound.Update(time.Now(), s)
+}
+
+// UpdateLocal replaces the replicas of this node.
 func (d *Dataplane) UpdateLocal(endpoints []registry.Endpoint) { d.inbound.Update(endpoints) }
 
 // Run serves callers on proxy and other agents on mesh until ctx ends or a part of it fails. Then it takes no new

@@ -26,6 +26,7 @@ import (
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
 )
 
 // patience is how long a test waits for what must happen.
@@ -87,6 +88,10 @@ func (m *mesh) start(name registry.NodeName, cfg meshConfig, at string) *node {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- n.Run(ctx, proxy, mesh) }()
+	peers := grpc.NewServer()
+	meshv1.RegisterPeerServer(peers, &peerServer{lines: n.Dataplane})
+	go peers.Serve(n.PeerListener())
+	t.Cleanup(peers.Stop)
 	n.stop = sync.OnceValue(func() error {
 		cancel()
 		return <-done
@@ -101,6 +106,20 @@ func (m *mesh) start(name registry.NodeName, cfg meshConfig, at string) *node {
 		}
 	})
 	return n
+}
+
+// peerServer is the part of an agent that answers other agents.
+type peerServer struct {
+	meshv1.UnimplementedPeerServer
+	lines *dataplane.Dataplane
+}
+
+func (s *peerServer) Reserve(r *meshv1.ReserveRequest, stream grpc.ServerStreamingServer[meshv1.Grant]) error {
+	return s.lines.Reserve(r, stream)
+}
+
+func (s *peerServer) ListenIdle(r *meshv1.ListenIdleRequest, stream grpc.ServerStreamingServer[meshv1.IdleReplica]) error {
+	return s.lines.ListenIdle(r, stream)
 }
 
 // panics is a log that fails the test if a handler panicked, which net/http hides.

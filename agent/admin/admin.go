@@ -40,6 +40,12 @@ type Local interface {
 	Deregister(ctx context.Context, service registry.ServiceName, address string) ([]netip.AddrPort, error)
 }
 
+// Lines are the replicas here as other agents' balancers reach them: the methods of service Peer of those names.
+type Lines interface {
+	Reserve(*meshv1.ReserveRequest, grpc.ServerStreamingServer[meshv1.Grant]) error
+	ListenIdle(*meshv1.ListenIdleRequest, grpc.ServerStreamingServer[meshv1.IdleReplica]) error
+}
+
 // Check is something that must hold before the agent is ready. Func may add a note to what holds, "" for none.
 type Check struct {
 	Name string
@@ -72,6 +78,8 @@ type Config struct {
 	Connected func() bool
 	Members   func() []gossip.Member
 	Local     Local
+	// Lines answers other agents that ask for slots of replicas here. Default: nobody does.
+	Lines Lines
 	// Observe returns what this agent sees of a service, or of all if service is empty.
 	Observe func(service registry.ServiceName) *meshv1.Observation
 

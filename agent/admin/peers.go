@@ -48,6 +48,20 @@ func (s *peerServer) Observe(_ context.Context, r *meshv1.ObserveRequest) (*mesh
 	return s.cfg.Observe(registry.ServiceName(r.Service)), nil
 }
 
+func (s *peerServer) Reserve(r *meshv1.ReserveRequest, stream grpc.ServerStreamingServer[meshv1.Grant]) error {
+	if s.cfg.Lines == nil {
+		return s.UnimplementedPeerServer.Reserve(r, stream)
+	}
+	return s.cfg.Lines.Reserve(r, stream)
+}
+
+func (s *peerServer) ListenIdle(r *meshv1.ListenIdleRequest, stream grpc.ServerStreamingServer[meshv1.IdleReplica]) error {
+	if s.cfg.Lines == nil {
+		return s.UnimplementedPeerServer.ListenIdle(r, stream)
+	}
+	return s.cfg.Lines.ListenIdle(r, stream)
+}
+
 func (a *Admin) status() *meshv1.StatusResponse {
 	return &meshv1.StatusResponse{
 		Node: string(a.cfg.Node), Version: a.cfg.Version,

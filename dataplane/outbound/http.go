@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -47,6 +48,7 @@ type exchange struct {
 	endpoint registry.EndpointID // of the last try
 	status   int
 	reason   fault.Reason
+	key      string                // of the last try, where the replica is to know it
 	probes   [4]*balancer.Endpoint // scratch
 }
 
@@ -122,7 +124,7 @@ func (en *engine) roundTrip(r *http.Request) (*http.Response, error) {
 	var tried [maxTries]*balancer.Endpoint
 	var failure *fault.Error
 	for {
-		picked, err := en.outbound.pick(x, r, tried[:x.tries])
+		picked, held, err := en.outbound.pick(x, r, tried[:x.tries])
 		if err != nil {
 			return x.fail(pickFault(r.Context(), x.service.name, err, failure))
 		}
@@ -130,7 +132,7 @@ func (en *engine) roundTrip(r *http.Request) (*http.Response, error) {
 		x.tries++
 		x.endpoint = picked.Endpoint.ID
 		var resp *http.Response
-		if resp, failure = en.try(r, body, picked); failure == nil {
+		if resp, failure = en.try(r, body, picked, held); failure == nil {
 			x.status = resp.StatusCode
 			return resp, nil
 		}
@@ -179,45 +181,61 @@ func pickFault(ctx context.Context, name registry.ServiceName, err error, last *
 // repicks is how often a rule is asked again when it picks a replica that was tried already.
 const repicks = 8
 
-// pick places the request on a replica that was not tried yet, and sends the probes that are due.
-func (o *Outbound) pick(x *exchange, r *http.Request, tried []*balancer.Endpoint) (balancer.Picked, error) {
+// pick places the request on a replica that was not tried yet, and sends the probes that are due. If the request has a slot
+// of that replica, held is that.
+func (o *Outbound) pick(x *exchange, r *http.Request, tried []*balancer.Endpoint) (picked balancer.Picked, held *hold, err error) {
 	b := x.service.balancer.Load()
-	picked, err := o.place(x, r, b, tried)
+	picked, held, err = o.place(x, r, b, tried)
 	now := time.Now()
 	for n := 0; err == nil && slices.Contains(tried, picked.Endpoint); n++ {
 		picked.Done(now, balancer.Abandoned)
 		if n == repicks {
-			return picked, errAllTried
+			return picked, nil, errAllTried
 		}
 		picked, err = b.Pick(now, balancer.Request{})
 	}
 	if err != nil {
-		return picked, err
+		return picked, nil, err
 	}
 	x.service.metrics.picks[picked.Class].Inc()
 	for _, e := range picked.Due(x.probes[:0]) {
 		o.probe(now, x.service, b, picked.Shard(), e)
 	}
-	return picked, nil
+	return picked, held, nil
 }
 
 // place places the request by the rule, which may have to ask replicas first. It does not ask those that were tried.
-func (o *Outbound) place(x *exchange, r *http.Request, b *balancer.Balancer, tried []*balancer.Endpoint) (balancer.Picked, error) {
+func (o *Outbound) place(x *exchange, r *http.Request, b *balancer.Balancer, tried []*balancer.Endpoint) (picked balancer.Picked, held *hold, err error) {
 	now, req := time.Now(), keyOf(r, b.Policy)
-	asked, enough, asks := b.Inquire(now, req, x.probes[:0])
-	if !asks {
-		return b.Pick(now, req)
+	x.key = ""
+	if req.Keyed && b.Policy.Balancer == policy.BalancerPrequalSync {
+		x.key = strconv.FormatUint(req.Key, 16)
 	}
+	asked, enough, _ := b.Inquire(now, req, x.probes[:0])
 	targets := slices.DeleteFunc(asked, func(e *balancer.Endpoint) bool { return slices.Contains(tried, e) })
 	if len(targets) == 0 {
-		return b.Pick(now, req)
+		picked, err = b.Pick(now, req)
+		return picked, nil, err
 	}
-	enough = max(1, enough-(len(asked)-len(targets)))
-	answers, err := o.inquire(r.Context(), x.service, b, req, targets, enough)
+	var answers []balancer.Answer
+	if b.Policy.Balancer == policy.BalancerLateBinding {
+		held, err = o.reserve(r.Context(), x.service, b, targets)
+		if held != nil {
+			answers = []balancer.Answer{{Endpoint: held.endpoint}}
+		}
+	} else {
+		enough = max(1, enough-(len(asked)-len(targets)))
+		answers, err = o.inquire(r.Context(), x.service, b, req, targets, enough)
+	}
 	if err != nil {
-		return balancer.Picked{}, err
+		return picked, nil, err
 	}
-	return b.Choose(time.Now(), req, answers)
+	picked, err = b.Choose(time.Now(), req, answers)
+	if held == nil || err != nil || picked.Endpoint != held.endpoint { // it has left meanwhile
+		held.release()
+		return picked, nil, err
+	}
+	return picked, held, nil
 }
 
 // keyOf returns what the rule may know of the request.
@@ -244,9 +262,13 @@ func keyOf(r *http.Request, p policy.Policy) balancer.Request {
 }
 
 // try sends the request to one replica.
-func (en *engine) try(r *http.Request, body io.ReadCloser, picked balancer.Picked) (*http.Response, *fault.Error) {
+func (en *engine) try(r *http.Request, body io.ReadCloser, picked balancer.Picked, held *hold) (*http.Response, *fault.Error) {
 	x := r.Context().Value(exchangeKey{}).(*exchange)
-	resp, report, failure := en.send(x.attempt(r, body), picked)
+	out := x.attempt(r, body)
+	setHeader(out.Header, httpio.HeaderKey, x.key)
+	setHeader(out.Header, httpio.HeaderReservation, held.id())
+	defer held.release() // the request has claimed the slot, or never will
+	resp, report, failure := en.send(out, picked)
 	now := time.Now()
 	if failure != nil {
 		picked.Done(now, outcomeOf(failure.Reason))
@@ -267,6 +289,15 @@ func (x *exchange) attempt(r *http.Request, body io.ReadCloser) *http.Request {
 		out.Header = r.Header.Clone() // the try before may still be reading the other
 	}
 	return out
+}
+
+// setHeader sets a header, or removes what an earlier try left of it.
+func setHeader(h http.Header, name, value string) {
+	if value == "" {
+		delete(h, name)
+	} else {
+		h[name] = []string{value}
+	}
 }
 
 // bodyEnded accounts for the end of the response.

@@ -17,6 +17,7 @@ import (
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
 	"github.com/headroom-mesh/headroom/dataplane/inbound"
 	"github.com/headroom-mesh/headroom/dataplane/probe"
+	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -34,9 +35,9 @@ type Config struct {
 	Node    registry.NodeName // replicas on this node are reached without a second hop
 	Zone    string            // where the node is, for policies that keep to it; "": nowhere in particular
 	Inbound *inbound.Inbound
-	// Dial connects to the agent at an address, for HTTP.
-	Dial   func(ctx context.Context, agent netip.AddrPort) (net.Conn, error)
-	Prober Prober
+	// Dial connects to the agent at an address, for HTTP, and DialPeer to its RPC service.
+	Dial, DialPeer func(ctx context.Context, agent netip.AddrPort) (net.Conn, error)
+	Prober         Prober
 	// Seed makes the balancers' choices repeatable. Default random.
 	Seed      uint64
 	Log       *slog.Logger          // nil: no logs
@@ -51,6 +52,7 @@ type Outbound struct {
 	updated  atomic.Bool // whether services says anything yet
 	sinks    sync.Pool   // of *sink
 	engine   *engine
+	lines    lines
 	metrics  *metrics
 
 	mu sync.Mutex
@@ -66,7 +68,7 @@ func New(cfg Config) *Outbound {
 	if cfg.Seed == 0 {
 		cfg.Seed = rand.Uint64()
 	}
-	o := &Outbound{cfg: cfg, down: map[netip.AddrPort]bool{}, metrics: newMetrics(cfg.Metrics)}
+	o := &Outbound{cfg: cfg, lines: lines{dial: cfg.DialPeer}, down: map[netip.AddrPort]bool{}, metrics: newMetrics(cfg.Metrics)}
 	o.services.Store(&map[registry.ServiceName]*service{})
 	o.sinks.New = func() any { return &sink{outbound: o} }
 	o.engine = newEngine(o)
@@ -110,6 +112,7 @@ func (o *Outbound) SetReachable(agent netip.AddrPort, reachable bool) {
 	} else {
 		o.down[agent] = true
 		o.engine.peers.fellSilent(now, agent)
+		o.lines.cut(agent)
 	}
 	for _, s := range *o.services.Load() {
 		s.fleet.SetReachable(now, agent, reachable)
@@ -130,6 +133,9 @@ const (
 // Run sends the probes that no request triggers, and keeps connections to other agents open, until ctx ends.
 func (o *Outbound) Run(ctx context.Context) error {
 	defer o.engine.peers.closeIdle()
+	defer o.lines.close()
+	listening := listening{outbound: o, to: map[source]context.CancelFunc{}}
+	defer listening.end()
 	tick := time.NewTicker(idleTick)
 	defer tick.Stop()
 	for {
@@ -139,6 +145,7 @@ func (o *Outbound) Run(ctx context.Context) error {
 		case <-tick.C:
 			now := time.Now()
 			o.engine.peers.cutSilent(now)
+			listening.review(ctx, now)
 			for _, s := range *o.services.Load() {
 				if s.usedSince(now.Add(-inUse)) {
 					o.probeIdle(now, s)
@@ -149,8 +156,8 @@ func (o *Outbound) Run(ctx context.Context) error {
 }
 
 // probeIdle keeps the pools of a service in use from running dry (§4 of the Prequal paper, idle probing). Whatever the
-// rule, it also probes the agents to which requests are in flight, so that one that has fallen silent is noticed, and
-// those whose replicas are left out, so that one that is back is noticed.
+// rule, it also probes the agents to which requests are in flight, or may wait for a slot, so that one that has fallen
+// silent is noticed, and those whose replicas are left out, so that one that is back is noticed.
 func (o *Outbound) probeIdle(now time.Time, s *service) {
 	b := s.balancer.Load()
 	var targets []*balancer.Endpoint
@@ -161,9 +168,10 @@ func (o *Outbound) probeIdle(now time.Time, s *service) {
 		}
 	}
 	asked := map[netip.AddrPort]bool{}
+	waits := b.Policy.Balancer == policy.BalancerLateBinding
 	s.fleet.Each(now, func(e *balancer.Endpoint, why balancer.Avoidance) {
 		record := e.Record()
-		inQuestion := e.RIF() > 0 || why != balancer.NotAvoided
+		inQuestion := waits || e.RIF() > 0 || why != balancer.NotAvoided
 		if inQuestion && record.Node != o.cfg.Node && !asked[record.Agent] {
 			asked[record.Agent] = true
 			o.probe(now, s, b, noShard, e)
@@ -227,8 +235,14 @@ func (k *sink) release() {
 	o.sinks.Put(k)
 }
 
-// shards is the number of independent parts of each balancer: one a processor.
-func shards() int { return runtime.GOMAXPROCS(0) }
+// shards is the number of independent parts of a balancer: one a processor. What an idle replica says is for one queue; it
+// would be lost on requests that come to another part, so that rule has but one.
+func shards(p policy.Policy) int {
+	if p.Balancer == policy.BalancerJoinIdleQueue {
+		return 1
+	}
+	return runtime.GOMAXPROCS(0)
+}
 
 // Handler returns the proxy's HTTP handler.
 func (o *Outbound) Handler() http.Handler { return http.HandlerFunc(o.engine.serve) }

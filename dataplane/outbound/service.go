@@ -51,7 +51,7 @@ func (s *service) update(now time.Time, record *registry.Service) {
 		next.budget = budget.New(next.RetryBudget)
 	}
 	if b := s.balancer.Load(); b == nil || balancingDiffers(b.Policy, next.Policy) {
-		s.balancer.Store(balancer.New(next.Policy, s.fleet, shards(), s.seed))
+		s.balancer.Store(balancer.New(next.Policy, s.fleet, shards(next.Policy), s.seed))
 	}
 	s.policy.Store(next)
 }

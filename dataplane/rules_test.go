@@ -1,0 +1,334 @@
+package dataplane_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/fault"
+	"github.com/headroom-mesh/headroom/policy"
+	"github.com/headroom-mesh/headroom/registry"
+)
+
+// crowd counts how many requests a replica has at once.
+type crowd struct {
+	endpoint  registry.Endpoint
+	now, most atomic.Int32
+	served    atomic.Int32
+}
+
+func (c *crowd) enter() {
+	n := c.now.Add(1)
+	for most := c.most.Load(); n > most && !c.most.CompareAndSwap(most, n); most = c.most.Load() {
+	}
+}
+
+// crowds starts replicas on each node whose answers take some time.
+func (m *mesh) crowds(service registry.ServiceName, each int, take time.Duration, nodes ...registry.NodeName) []*crowd {
+	var all []*crowd
+	for _, at := range nodes {
+		for range each {
+			c := &crowd{}
+			_, c.endpoint = m.serve(service, at, func(w http.ResponseWriter, r *http.Request) {
+				c.enter()
+				defer c.now.Add(-1)
+				select {
+				case <-time.After(take):
+				case <-r.Context().Done():
+				}
+				c.served.Add(1)
+				io.WriteString(w, string(c.endpoint.ID()))
+			})
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// getAll sends n requests at once from each node, and fails the test unless all are answered.
+func (m *mesh) getAll(n int, target string, nodes ...registry.NodeName) {
+	m.t.Helper()
+	var sending sync.WaitGroup
+	for _, from := range nodes {
+		for range n {
+			sending.Go(func() {
+				resp, err := m.nodes[from].client.Get(target)
+				if err != nil {
+					m.t.Error(err)
+					return
+				}
+				defer resp.Body.Close()
+				if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+					m.t.Errorf("from %s: %s: %q, %v", from, resp.Status, body, err)
+				}
+			})
+		}
+	}
+	sending.Wait()
+}
+
+// picks returns how many requests of a node were placed in a way.
+func (m *mesh) picks(from registry.NodeName, service, class string) float64 {
+	m.t.Helper()
+	families, err := m.nodes[from].metrics.Gather()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, c := range f.Metric {
+			// labels come sorted: class, service
+			if f.GetName() == "headroom_balancer_picks_total" && c.Label[0].GetValue() == class && c.Label[1].GetValue() == service {
+				return c.Counter.GetValue()
+			}
+		}
+	}
+	return 0
+}
+
+// TestLateBinding has two nodes send far more requests than there are slots: no replica ever has more than its slots.
+func TestLateBinding(t *testing.T) {
+	for _, slots := range []int{1, 2} {
+		t.Run(fmt.Sprint(slots), func(t *testing.T) {
+			m := newMesh(t, "a", "b", "c")
+			all := m.crowds("web", 2, 5*time.Millisecond, "a", "b", "c")
+			m.setPolicy("web", func(p *policy.Policy) { p.Balancer, p.Slots = policy.BalancerLateBinding, slots })
+			m.getAll(50, "http://web.mesh/", "a", "b")
+			for _, c := range all {
+				if most := c.most.Load(); most > int32(slots) || most == 0 {
+					t.Errorf("%s had %d requests at once, want %d at most", c.endpoint.ID(), most, slots)
+				}
+			}
+			m.quiet()
+		})
+	}
+}
+
+// TestLateBindingGivesUp lets callers go away, and time run out, while requests wait for the only slot.
+func TestLateBindingGivesUp(t *testing.T) {
+	for _, at := range []registry.NodeName{"a", "b"} { // here and elsewhere
+		t.Run("replica on "+string(at), func(t *testing.T) {
+			m := newMesh(t, "a", "b")
+			release := make(chan struct{})
+			first := make(chan struct{}, 1)
+			_, e := m.serve("web", at, func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/long" {
+					first <- struct{}{}
+					<-release
+				}
+				io.WriteString(w, "ok")
+			})
+			timeout := 200 * time.Millisecond
+			m.setPolicy("web", func(p *policy.Policy) { p.Balancer = policy.BalancerLateBinding })
+			var long sync.WaitGroup
+			long.Go(func() {
+				if resp, err := m.nodes["a"].client.Get("http://web.mesh/long"); err == nil {
+					resp.Body.Close()
+				}
+			})
+			within(t, "the long request", first)
+
+			ctx, cancel := context.WithCancel(t.Context())
+			r := request(t, http.MethodGet, "http://web.mesh/canceled", nil).WithContext(ctx)
+			var canceled sync.WaitGroup
+			canceled.Go(func() {
+				if _, err := m.nodes["a"].client.Do(r); err == nil {
+					t.Error("a request was answered without a slot")
+				}
+			})
+			cancel()
+			canceled.Wait()
+
+			m.setPolicy("web", func(p *policy.Policy) { p.Balancer, p.Timeout = policy.BalancerLateBinding, timeout })
+			resp, body := m.nodes["a"].get(t, "http://web.mesh/late")
+			wantFault(t, resp, body, fault.Timeout)
+
+			close(release)
+			long.Wait()
+			if resp, body := m.nodes["a"].get(t, "http://web.mesh/"); resp.StatusCode != http.StatusOK {
+				t.Errorf("after the slot is free: %s %q", resp.Status, body)
+			}
+			if rif := m.rif(e); rif != 0 {
+				t.Errorf("%d in flight", rif)
+			}
+			m.quiet()
+		})
+	}
+}
+
+// TestLateBindingAmongOthers counts requests that come without a reservation as slots in use.
+func TestLateBindingAmongOthers(t *testing.T) {
+	m := newMesh(t, "a", "b")
+	release := make(chan struct{})
+	arrived := make(chan string, 10)
+	m.serve("web", "b", func(w http.ResponseWriter, r *http.Request) {
+		arrived <- r.URL.Path
+		if r.URL.Path != "/bound" {
+			<-release
+		}
+		if r.Header.Get("Headroom-Reservation") != "" || r.Header.Get("Headroom-Key") != "" {
+			t.Error("the replica sees what is between agents")
+		}
+	})
+	m.setPolicy("web", func(p *policy.Policy) { p.Balancer = policy.BalancerRandom })
+	var sending sync.WaitGroup
+	send := func(path string) {
+		sending.Go(func() {
+			resp, err := m.nodes["a"].client.Get("http://web.mesh" + path)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			resp.Body.Close()
+		})
+	}
+	send("/1")
+	within(t, "an unbound request", arrived)
+	send("/2")
+	within(t, "another one", arrived)
+	m.setPolicy("web", func(p *policy.Policy) { p.Balancer = policy.BalancerLateBinding })
+	send("/bound")
+	release <- struct{}{}
+	select {
+	case path := <-arrived:
+		t.Errorf("%s arrived while the slot was in use", path)
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(release)
+	if path := within(t, "the bound request", arrived); path != "/bound" {
+		t.Errorf("%s arrived", path)
+	}
+	sending.Wait()
+	m.quiet()
+}
+
+// TestLateBindingWithoutLines asks agents that know no such replica, or have fallen silent.
+func TestLateBindingWithoutLines(t *testing.T) {
+	m := newMesh(t, "a", "b", "c")
+	m.crowds("web", 1, 0, "b", "c")
+	m.setPolicy("web", func(p *policy.Policy) { p.Balancer = policy.BalancerLateBinding })
+	m.getAll(5, "http://web.mesh/", "a")
+	m.nodes["b"].silent.Store(true)
+	m.getAll(20, "http://web.mesh/", "a")
+	m.nodes["b"].silent.Store(false)
+	m.nodes["b"].UpdateLocal(nil)
+	m.getAll(20, "http://web.mesh/", "a")
+	m.quiet()
+}
+
+// TestJoinIdleQueue keeps a replica busy: nobody is sent there while others are idle.
+func TestJoinIdleQueue(t *testing.T) {
+	m := newMesh(t, "a", "b", "c")
+	all := m.crowds("web", 2, 2*time.Millisecond, "a", "b", "c")
+	m.setPolicy("web", func(p *policy.Policy) { p.Balancer = policy.BalancerJoinIdleQueue })
+	m.getAll(1, "http://web.mesh/", "a") // from now on it listens
+	eventually(t, "requests placed by the rule in a row", func() any {
+		before := m.picks("a", "web", "rule")
+		for range 10 {
+			m.getAll(1, "http://web.mesh/", "a")
+		}
+		return m.picks("a", "web", "rule") - before
+	}, func(v any) bool { return v == 10.0 })
+	for _, c := range all {
+		c.most.Store(0)
+	}
+	fallback := m.picks("a", "web", "fallback")
+	for range 20 {
+		m.getAll(3, "http://web.mesh/", "a")
+	}
+	if n := m.picks("a", "web", "fallback") - fallback; n > 0 {
+		t.Errorf("%v requests of 60 were placed at random, though half of the replicas were idle", n)
+	}
+	for _, c := range all {
+		if most := c.most.Load(); most > 1 {
+			t.Errorf("%s had %d requests at once", c.endpoint.ID(), most)
+		}
+	}
+	m.quiet()
+}
+
+// TestWeightedRoundRobin follows what replicas say of themselves, in headers or trailers.
+func TestWeightedRoundRobin(t *testing.T) {
+	m := newMesh(t, "a", "b")
+	var served [3]atomic.Int32
+	for i, at := range []registry.NodeName{"a", "b", "b"} {
+		m.serve("web", at, func(w http.ResponseWriter, r *http.Request) {
+			served[i].Add(1)
+			switch i {
+			case 0:
+				w.Header().Set("endpoint-load-metrics", "TEXT application_utilization=0.9")
+			case 1:
+				w.Header().Set("endpoint-load-metrics", `JSON {"cpu_utilization": 0.9}`)
+			case 2:
+				w.Header().Set(http.TrailerPrefix+"Endpoint-Load-Metrics", "TEXT cpu_utilization=0.1")
+			}
+			io.WriteString(w, "ok")
+		})
+	}
+	m.setPolicy("web", func(p *policy.Policy) {
+		p.Balancer = policy.BalancerWeightedRoundRobin
+		p.WRR = policy.WeightedRoundRobin{Blackout: 10 * time.Millisecond, Expiry: time.Minute, UpdateInterval: 10 * time.Millisecond}
+	})
+	eventually(t, "shares", func() any {
+		var before [3]int32
+		for i := range before {
+			before[i] = served[i].Load()
+		}
+		for range 50 {
+			resp, _ := m.nodes["a"].get(t, "http://web.mesh/")
+			if len(resp.Header["Endpoint-Load-Metrics"])+len(resp.Trailer["Endpoint-Load-Metrics"]) > 0 {
+				t.Fatal("the caller sees the report")
+			}
+		}
+		return [3]int32{served[0].Load() - before[0], served[1].Load() - before[1], served[2].Load() - before[2]}
+	}, func(v any) bool {
+		s := v.([3]int32)
+		return s[2] > 2*s[0] && s[2] > 2*s[1]
+	})
+	m.quiet()
+}
+
+// TestPrequalSync asks replicas about each request. One that has served the key says less than its load.
+func TestPrequalSync(t *testing.T) {
+	m := newMesh(t, "a", "b", "c")
+	all := m.crowds("web", 1, 3*time.Millisecond, "a", "b", "c")
+	m.setPolicy("web", func(p *policy.Policy) {
+		p.Balancer = policy.BalancerPrequalSync
+		p.Hash.Key = policy.HashKey{Source: policy.KeyHeader, Name: "X-Key"}
+	})
+	m.getAll(20, "http://web.mesh/", "a")
+	var home registry.EndpointID
+	hits := 0
+	for range 40 {
+		r := request(t, http.MethodGet, "http://web.mesh/", nil)
+		r.Header.Set("X-Key", "k")
+		_, body := m.nodes["a"].do(t, r)
+		if home == "" {
+			home = registry.EndpointID(body)
+		}
+		if registry.EndpointID(body) == home {
+			hits++
+		}
+	}
+	if hits < 20 {
+		t.Errorf("%d of 40 requests went to the replica that had the key, which is no more than chance", hits)
+	}
+	for _, o := range m.nodes["a"].Observe("web").Outbound {
+		if o.Probes < 3*60 || o.ProbeAnswers < 2*60 {
+			t.Errorf("%d probes, %d answers, want three for each of 60 requests", o.Probes, o.ProbeAnswers)
+		}
+	}
+	// Those who can't answer are not waited for.
+	for _, c := range all[1:] {
+		m.nodes[c.endpoint.Node].silent.Store(true)
+	}
+	m.getAll(5, "http://web.mesh/", "a")
+	for _, c := range all[1:] {
+		m.nodes[c.endpoint.Node].silent.Store(false)
+	}
+	m.quiet()
+}
