@@ -74,10 +74,13 @@ func BenchmarkPick(b *testing.B) {
 						return
 					}
 					picked.Done(now, Succeeded)
-					if rule == policy.BalancerPrequal && key%3 == 0 {
+					if key%3 == 0 {
 						// Keep the pool full, as answers to probes do.
-						e := picked.Due(probes[:0])[0]
-						balancer.Probed(now, picked.Shard(), e, load.Report{RIF: int32(key % 5), Latency: time.Duration(key%64) * time.Millisecond, Known: true})
+						for i, e := range picked.Due(probes[:0]) {
+							if i == 0 {
+								balancer.Probed(now, picked.Shard(), e, load.Report{RIF: int32(key % 5), Latency: time.Duration(key%64) * time.Millisecond, Known: true})
+							}
+						}
 					}
 				}
 			})
