@@ -21,18 +21,17 @@ type agent struct {
 
 // request is what a client asks for, from its birth until it has an answer or is given up.
 type request struct {
-	id      int32
-	alive   bool
-	user    int32 // noUser in an open loop
-	agent   int32
-	shard   int32
-	born    int64
-	work    float64
-	item    int32
-	key     balancer.Request
-	tries   int // of the caller
-	places  int // by the agent, in the present try
-	targets []*balancer.Endpoint
+	id     int32
+	alive  bool
+	user   int32 // noUser in an open loop
+	agent  int32
+	shard  int32
+	born   int64
+	work   float64
+	item   int32
+	key    balancer.Request
+	tries  int // of the caller
+	places int // by the agent, in the present try
 }
 
 const noUser = -1
@@ -119,7 +118,7 @@ func (s *simulation) startAgent(i int) {
 func (s *simulation) bear(user int32) {
 	rng := s.randoms.requests
 	id, q := s.requests.take()
-	*q = request{id: id, alive: true, user: user, born: s.now, agent: int32(rng.IntN(len(s.agents))), targets: q.targets[:0]}
+	*q = request{id: id, alive: true, user: user, born: s.now, agent: int32(rng.IntN(len(s.agents)))}
 	q.shard = int32(rng.IntN(len(s.agents[q.agent].shards)))
 	q.work = s.arrivals.work.draw(rng)
 	if s.cfg.Load.Items > 0 {
@@ -165,8 +164,8 @@ func (s *simulation) place(q *request) {
 		s.finish(q, unplaced)
 		return
 	}
-	q.targets = picked.Due(q.targets[:0])
-	s.probe(a, b, q.targets)
+	s.targets = picked.Due(s.targets[:0])
+	s.probe(a, b, s.targets)
 	s.send(q, a, picked, s.replicaOf(picked.Endpoint))
 }
 
@@ -252,6 +251,9 @@ func (s *simulation) timeOut(t *try) {
 	}
 	t.request = nil
 	if !s.cfg.Oracle {
+		if s.cfg.Without.ErrorAversion {
+			t.picked.Responded(s.clock, nil) // this passes for an answer too
+		}
 		t.picked.Done(s.clock, s.outcomeSeen(timedOut))
 	}
 	s.message(t.agent.zone, t.replica.zone, cancelation, t.id, t.generation)
@@ -326,9 +328,9 @@ func (s *simulation) loseProbe(id int32) {
 // tick lets an agent look whether probes are due.
 func (s *simulation) tick(id int32) {
 	a := &s.agents[id]
-	var room [32]*balancer.Endpoint
 	for _, b := range a.shards {
-		s.probe(a, b, b.Idle(s.clock, 0, room[:0]))
+		s.targets = b.Idle(s.clock, 0, s.targets[:0])
+		s.probe(a, b, s.targets)
 	}
 	if s.now < s.end || s.alive > 0 {
 		s.put(int64(s.cfg.Probes.IdleEvery), tick, id)

@@ -43,6 +43,8 @@ type replica struct {
 	rate     float64 // of attained
 	cores    float64 // in use
 	used     float64 // core-nanoseconds up to updated
+	told     int64   // when the replica last said how much it uses
+	usedTold float64 // used then
 	wake     int64   // when the next job may end; never if none is expected to
 	held     []int32 // probes that came while the node stood still
 }
@@ -74,7 +76,7 @@ func (s *simulation) addReplicas() {
 func newReplica(c Config, g Group, group, index int) replica {
 	r := replica{
 		index: index, group: group, zone: g.Zone, weight: int32(g.Weight), serve: g.Serve, slots: g.Slots, queue: g.Queue,
-		speed: g.Speed, slow: 1, tracker: new(load.Tracker), cache: lru{size: g.Cache}, registered: !g.Absent, wake: never,
+		speed: g.Speed, slow: 1, tracker: new(load.Tracker), cache: newLRU(g.Cache), registered: !g.Absent, wake: never,
 	}
 	switch g.Serve {
 	case CPU:
@@ -255,9 +257,21 @@ func (s *simulation) leave(t *try, o outcome) {
 	if o != succeeded && !s.cfg.Without.ErrorAversion {
 		seen = load.Failed
 	}
+	s.tellUtilization(t.replica)
 	t.report = t.tracker.ReportLeaving(s.clock)
 	t.tracker.End(s.clock, t.token, seen)
 	s.answer(t, o)
+}
+
+// tellUtilization lets a replica say how much CPU it has used since it last did.
+func (s *simulation) tellUtilization(r *replica) {
+	passed := float64(s.now - r.told)
+	if r.serve != CPU || s.cfg.Without.Utilization || passed == 0 {
+		return
+	}
+	r.advance(s.now)
+	r.tracker.Utilize(s.clock, (r.used-r.usedTold)/(passed*r.allocated))
+	r.told, r.usedTold = s.now, r.used
 }
 
 // fail fails a try that is meant to.
@@ -371,30 +385,4 @@ func (l *line) pop() *try {
 	t := l.tries[l.first]
 	l.first++
 	return t
-}
-
-// lru is the items that a replica has cached, the latest used first.
-type lru struct {
-	size  int
-	items []int32
-}
-
-// use reports whether the item is cached, and caches it.
-func (l *lru) use(item int32) bool {
-	if l.size == 0 {
-		return false
-	}
-	for i, it := range l.items {
-		if it == item {
-			copy(l.items[1:], l.items[:i])
-			l.items[0] = item
-			return true
-		}
-	}
-	if len(l.items) < l.size {
-		l.items = append(l.items, 0)
-	}
-	copy(l.items[1:], l.items)
-	l.items[0] = item
-	return false
 }

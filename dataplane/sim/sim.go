@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/headroom-mesh/headroom/dataplane/balancer"
 	"github.com/headroom-mesh/headroom/registry"
 )
 
@@ -35,6 +36,7 @@ type simulation struct {
 	requests pool[request]
 	tries    pool[try]
 	probes   pool[probe]
+	targets  []*balancer.Endpoint // of probes, used again and again
 
 	warm, end int64 // requests born from warm to end count
 	alive     int   // requests that have not ended
@@ -108,6 +110,9 @@ func (s *simulation) begin() {
 		s.expect()
 	}
 	for i := range s.agents {
+		if s.cfg.Oracle {
+			break // it needs no probes
+		}
 		s.put(s.randoms.rest.Int64N(int64(s.cfg.Probes.IdleEvery)), tick, int32(i))
 	}
 	for i, f := range s.cfg.Faults {
