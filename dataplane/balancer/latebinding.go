@@ -40,7 +40,7 @@ func (l *lateBinding) Pick(time.Time, Request) (*Endpoint, Class) {
 // Ask asks even the only replica: its slots are for the requests of all agents, some of which may have others to choose from.
 func (l *lateBinding) Ask(_ time.Time, _ Request, dst []*Endpoint) ([]*Endpoint, int) {
 	targets := l.set.sample(l.rng, l.lines, dst)
-	return dst[:len(dst)+distinct(targets[len(dst):])], 1
+	return targets[:len(dst)+distinct(targets[len(dst):])], 1
 }
 
 func (l *lateBinding) Choose(_ time.Time, _ Request, answers []Answer) (*Endpoint, Class) {
