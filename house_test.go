@@ -39,7 +39,7 @@ const imports = `
 	policy/budget                                     < dataplane/outbound
 	dataplane/outbound, dataplane/transport           < dataplane
 	dataplane/balancer, policy/budget                 < dataplane/sim
-	dataplane/sim                                     < dataplane/sim/scenario
+	dataplane/sim < dataplane/sim/scenario            < dataplane/sim/chart
 
 	registry                                          < agent/gossip
 	registry, policy/localservice                     < agent/local
@@ -49,7 +49,7 @@ const imports = `
 
 	agent                                             < cmd/agent
 	api/mesh/v1, policy/document, policy/localservice < cmd/meshctl
-	dataplane/sim/scenario                            < cmd/meshctl
+	dataplane/sim/chart                               < cmd/meshctl
 	api/mesh/v1                                       < bench/demo
 	policy/document, policy/localservice              < docs/gen
 `
@@ -69,6 +69,7 @@ func exclusive() []exclusiveImport {
 		{"github.com/spf13/cobra", []string{"cmd/agent", "cmd/meshctl"}, "only programs have flags"},
 		{"charm.land/bubbletea/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
 		{"charm.land/lipgloss/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
+		{"gonum.org/v1/plot", []string{"dataplane/sim/chart"}, "only simulations are drawn"},
 		{"sigs.k8s.io/yaml", []string{"policy/document", "cmd/meshctl", "agent"}, "documents are decoded in one place, strictly"},
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/headroom-mesh/headroom/dataplane/sim/chart"
 	"github.com/headroom-mesh/headroom/dataplane/sim/scenario"
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/spf13/cobra"
@@ -48,6 +50,9 @@ Latencies are milliseconds as clients see them; TO is the time limit, which that
 		RunE: func(cmd *cobra.Command, args []string) error {
 			rows, err := s.play(cmd, args[0])
 			if err != nil {
+				return err
+			}
+			if err := s.draw(rows); err != nil {
 				return err
 			}
 			return s.write(cmd.OutOrStdout(), a.output, rows)
@@ -136,10 +141,29 @@ func (s *simulation) contradiction() error {
 		return misused("--runs: want a number from 1 to 1000, got %d", s.runs)
 	case s.against != "" && s.policy == "":
 		return misused("--against needs --policy: it compares the two")
+	case s.against != "" && len(s.rules) > 0:
+		return misused("--against compares two policies: --rules can't be given with it")
 	case s.policy == "-" && s.against == "-":
 		return misused("want --policy or --against from standard input, not both")
-	case s.plot != "" && !slices.Contains([]string{".svg", ".png"}, filepath.Ext(s.plot)):
+	case s.plot != "" && !slices.Contains(chart.Formats(), s.plotFormat()):
 		return misused("--plot: want a file that ends in .svg or .png, got %q", s.plot)
+	}
+	return nil
+}
+
+func (s *simulation) plotFormat() string { return strings.TrimPrefix(filepath.Ext(s.plot), ".") }
+
+// draw draws a picture, if one is wanted.
+func (s *simulation) draw(rows []scenario.Row) error {
+	if s.plot == "" {
+		return nil
+	}
+	var picture bytes.Buffer
+	if err := chart.Draw(&picture, s.plotFormat(), rows); err != nil {
+		return err
+	}
+	if err := os.WriteFile(s.plot, picture.Bytes(), 0o666); err != nil {
+		return fmt.Errorf("--plot: %w", err)
 	}
 	return nil
 }

@@ -27,11 +27,11 @@ func Names() []string {
 func Text(name string) ([]byte, error) {
 	names := Names()
 	if !slices.Contains(names, name) {
-		meant := ""
+		meant := ": "
 		if near := document.Nearest(name, names); near != "" {
-			meant = fmt.Sprintf(": did you mean %s?", near)
+			meant = fmt.Sprintf(": did you mean %s? ", near)
 		}
-		return nil, fmt.Errorf("there is no scenario %q%s\nBuilt in are %s; a file is given as a path, such as ./%s.yaml",
+		return nil, fmt.Errorf("there is no scenario %q%sbuilt in are %s; a file is given as a path, such as ./%s.yaml",
 			name, meant, strings.Join(names, ", "), path.Base(name))
 	}
 	return builtin.ReadFile("builtin/" + name + ".yaml")

@@ -24,7 +24,9 @@ type Case struct {
 	Scenario, Rule, Point string
 	// Load is what the scenario states: a share of the capacity, requests a second, or the number of users. Of stages, it
 	// is the mean over time.
-	Load   float64
+	Load float64
+	// Swept is the path of the field with another value at each point; "" if it isn't a single one.
+	Swept  string
 	Config sim.Config
 }
 
@@ -43,19 +45,25 @@ func (s Scenario) Plan(rules []Rule) ([]Case, error) {
 			rules = append(rules, Rule{Name: name})
 		}
 	}
+	var problems document.Problems
 	points, err := s.points()
 	if err != nil {
-		return nil, err
+		addAll(&problems, err)
+		points = []point{{doc: s.doc}} // which may have problems of its own
 	}
 	var cases []Case
 	for _, p := range points {
 		atPoint, err := p.plan(rules)
 		if err != nil {
-			return nil, p.locate(err)
+			addAll(&problems, p.locate(err))
+			break // or each point would tell it again
 		}
 		cases = append(cases, atPoint...)
 	}
-	return cases, nil
+	for i := range cases {
+		cases[i].Swept = s.doc.GetSpec().GetSweep().GetPath()
+	}
+	return cases, problems.Err()
 }
 
 // point is the scenario with some fields set.
@@ -120,8 +128,8 @@ func checkSweep(sweep *meshv1.ScenarioSweep) error {
 	}
 	names := map[string]bool{}
 	for i, p := range sweep.Points {
-		if name := p.GetName(); name == "" || names[name] {
-			problems.Add(fmt.Sprintf("spec.sweep.points[%d].name", i), "want a name that no other point has, got %q", name)
+		if name := p.GetName(); !isName(name) || names[name] {
+			problems.Add(fmt.Sprintf("spec.sweep.points[%d].name", i), "want a name that no other point has, %s, got %q", nameForm, name)
 		}
 		names[p.GetName()] = true
 	}
