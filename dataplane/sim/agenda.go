@@ -16,18 +16,24 @@ type event struct {
 type eventKind uint8
 
 const (
-	birth       eventKind = iota // the next request of the open loop
-	wish                         // a user's next request
-	arrival                      // of a try at its replica
-	wake                         // a replica may have finished something
-	failure                      // a replica fails a try
-	response                     // of a replica, to a try
-	timeout                      // of a try
-	cancelation                  // of a try, at its replica
-	probing                      // arrival of a probe
-	probed                       // its answer
-	tick                         // an agent looks whether probes are due
-	level                        // antagonists change their demand
+	birth          eventKind = iota // the next request of the open loop
+	wish                            // a user's next request
+	arrival                         // of a try at its replica
+	wake                            // a replica may have finished something
+	failure                         // a replica fails a try
+	response                        // of a replica, to a try
+	timeout                         // of a try
+	cancelation                     // of a try, at its replica
+	probing                         // arrival of a probe
+	probed                          // its answer
+	asking                          // arrival of a question
+	answering                       // its answer
+	releasing                       // arrival of the word that a place in a line is not needed
+	inquiryTimeout                  // answers that have not come are not waited for
+	inquiryGivenUp                  // the caller does not wait either
+	idling                          // an agent hears of an idle replica
+	tick                            // an agent looks whether probes are due
+	level                           // antagonists change their demand
 	faultStarts
 	faultEnds
 	sample

@@ -1,8 +1,6 @@
 package sim
 
 import (
-	"errors"
-
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
 	"github.com/headroom-mesh/headroom/dataplane/load"
 	"github.com/headroom-mesh/headroom/policy/budget"
@@ -32,6 +30,8 @@ type request struct {
 	key    balancer.Request
 	tries  int // of the caller
 	places int // by the agent, in the present try
+	// deadline is when the present try has timed out, if the caller has a timeout.
+	deadline int64
 }
 
 const noUser = -1
@@ -51,7 +51,8 @@ type try struct {
 	report     load.Report
 	tracker    *load.Tracker
 	token      load.Token
-	place      int // in the replica's heap of jobs
+	place      int       // in the replica's heap of jobs
+	hold       *question // the slot that is held for it; nil if none is
 }
 
 // tryState is how far a try has come at the replica.
@@ -62,7 +63,7 @@ const (
 	waiting          // for a slot
 	served           // it is being worked on
 	failing          // it will fail, with no work done on it
-	dropped          // it waits for a slot, but is no longer wanted
+	dropped          // it is on its way, or waits for a slot, but is no longer wanted
 	ended            // it has been answered, or need not be
 )
 
@@ -92,6 +93,9 @@ type probe struct {
 
 func (s *simulation) addAgents() {
 	for _, group := range s.cfg.Agents {
+		if s.joinsIdleQueues() {
+			group.Shards = 1 // as in real agents, or what idle replicas say would be lost on requests of other shards
+		}
 		for range group.Count {
 			s.agents = append(s.agents, agent{zone: group.Zone, shards: make([]*balancer.Balancer, group.Shards)})
 		}
@@ -112,6 +116,7 @@ func (s *simulation) startAgent(i int) {
 		a.shards[shard] = balancer.New(s.cfg.Policy, a.fleet, 1, seed)
 	}
 	a.seeds++
+	s.hearOfIdle(a)
 }
 
 // bear lets a request come into the world.
@@ -143,6 +148,9 @@ func spread(x uint64) uint64 {
 func (s *simulation) try(q *request) {
 	q.tries++
 	q.places = 0
+	if s.cfg.Caller.Timeout > 0 {
+		q.deadline = s.now + int64(s.cfg.Caller.Timeout)
+	}
 	s.place(q)
 }
 
@@ -159,25 +167,38 @@ func (s *simulation) place(q *request) {
 		return
 	}
 	b := a.shards[q.shard]
+	var enough int
+	var asks bool
+	if s.targets, enough, asks = b.Inquire(s.clock, q.key, s.targets[:0]); asks {
+		s.inquire(q, a, b, enough)
+		return
+	}
 	picked, err := b.Pick(s.clock, q.key)
-	if errors.Is(err, balancer.ErrNoEndpoints) || errors.Is(err, balancer.ErrNoneReady) {
+	s.placed(q, b, picked, err, nil)
+}
+
+// placed sends a request that has been placed, and the probes that are due.
+func (s *simulation) placed(q *request, b *balancer.Balancer, picked balancer.Picked, err error, hold *question) {
+	if err != nil { // there are no replicas
 		s.finish(q, unplaced)
 		return
 	}
+	a := &s.agents[q.agent]
 	s.targets = picked.Due(s.targets[:0])
 	s.probe(a, b, s.targets)
-	s.send(q, a, picked, s.replicaOf(picked.Endpoint))
+	s.send(q, a, picked, s.replicaOf(picked.Endpoint)).hold = hold
 }
 
-func (s *simulation) send(q *request, a *agent, picked balancer.Picked, r *replica) {
+func (s *simulation) send(q *request, a *agent, picked balancer.Picked, r *replica) *try {
 	id, t := s.tries.take()
 	*t = try{id: id, generation: t.generation + 1, request: q, picked: picked, agent: a, replica: r, work: q.work, item: q.item}
 	r.coming++
 	s.seen.placed(s, t)
 	s.message(a.zone, r.zone, arrival, id, 0)
 	if s.cfg.Caller.Timeout > 0 {
-		s.agenda.put(s.now, int64(s.cfg.Caller.Timeout), timeout, id, t.generation)
+		s.agenda.put(s.now, q.deadline-s.now, timeout, id, t.generation)
 	}
+	return t
 }
 
 // answer sends the response to a try.
@@ -301,10 +322,7 @@ func (s *simulation) probing(id int32) {
 	case r.frozen > 0:
 		r.held = append(r.held, id)
 	default:
-		if cost := s.cfg.Probes.Cost; cost > 0 && r.serve == CPU {
-			s.burden(r, float64(cost))
-		}
-		p.report = r.tracker.Report(s.clock)
+		p.report = s.loadFor(r, balancer.Request{})
 		s.message(r.zone, p.agent.zone, probed, id, 0)
 	}
 }

@@ -28,9 +28,13 @@ func (s *simulation) apply(f Fault, by int) {
 		group := s.replicas[s.groups[g]:s.groups[g+1]]
 		for i := f.First; i < min(f.until(len(group)), len(group)); i++ {
 			r := &group[i]
+			took := r.takesRequests()
 			r.advance(s.now)
 			s.applyTo(r, f, by)
 			s.settle(r)
+			if !took && r.takesRequests() {
+				s.announce(r)
+			}
 		}
 	}
 	switch f.Kind {
@@ -90,17 +94,29 @@ func (s *simulation) answerHeld(r *replica) {
 	for _, id := range held {
 		s.probing(id)
 	}
+	s.answerAsked(r)
+}
+
+func (s *simulation) answerAsked(r *replica) {
+	asked := r.asked
+	r.asked = nil
+	for _, u := range asked {
+		s.asked(u)
+	}
 }
 
 // loseAll ends all that a node was at; callers see their connections break. It comes back knowing nothing.
 func (s *simulation) loseAll(r *replica) {
+	s.closeLine(r)
 	for len(r.jobs) > 0 {
 		if t := r.remove(len(r.jobs) - 1).try; t != nil {
+			s.quitLine(t)
 			s.answer(t, failed)
 		}
 	}
 	for r.line.length() > 0 {
 		if t := s.first(&r.line); t != nil {
+			s.quitLine(t)
 			s.answer(t, failed)
 		}
 	}
@@ -108,5 +124,6 @@ func (s *simulation) loseAll(r *replica) {
 		s.loseProbe(id)
 	}
 	r.held = nil
+	s.answerAsked(r)
 	r.tracker = new(load.Tracker)
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/headroom-mesh/headroom/dataplane/load"
+	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 )
 
@@ -14,6 +15,7 @@ import (
 // service from the start, and a request that begins with work w ends when attained has grown by w ("virtual time").
 type replica struct {
 	index     int
+	id        registry.EndpointID
 	group     int
 	zone      string
 	weight    int32
@@ -47,6 +49,12 @@ type replica struct {
 	usedTold float64 // used then
 	wake     int64   // when the next job may end; never if none is expected to
 	held     []int32 // probes that came while the node stood still
+	asked    []*question
+
+	// What the agent of the node keeps, if the rule makes use of it.
+	keys     *load.Keys
+	known    int // slots that the agent believes the replica to have
+	slotLine *load.Line[int32]
 }
 
 // job is work in service. It has no try if it is the cost of a probe.
@@ -85,6 +93,13 @@ func newReplica(c Config, g Group, group, index int) replica {
 	case Slots:
 		r.allocated = float64(g.Slots)
 	}
+	record := r.record()
+	r.id = record.ID()
+	r.known = max(c.Policy.Slots, 1) * g.Weight
+	r.slotLine = load.NewLine[int32](r.known)
+	if c.Policy.Balancer == policy.BalancerPrequalSync && c.Load.Items > 0 {
+		r.keys = load.NewKeys(c.Policy.PrequalSync.Keys)
+	}
 	return r
 }
 
@@ -106,6 +121,11 @@ func (r *replica) state() registry.State {
 	return registry.Ready
 }
 
+// takesRequests reports whether the agent of the node says so.
+func (r *replica) takesRequests() bool {
+	return r.registered && r.state() == registry.Ready && r.crashed == 0
+}
+
 // rif returns the requests at the replica.
 func (r *replica) rif() int { return r.busy() + r.line.waiting + r.failing }
 
@@ -115,10 +135,17 @@ func (r *replica) busy() int { return len(r.jobs) }
 func (s *simulation) arrive(t *try) {
 	r := t.replica
 	r.coming--
+	if t.state == dropped { // that word was faster
+		s.quitLine(t)
+		s.forgetTry(t)
+		return
+	}
 	if r.crashed > 0 {
+		s.quitLine(t)
 		s.answer(t, unconnected)
 		return
 	}
+	s.enterLine(t)
 	t.tracker = r.tracker
 	t.token = t.tracker.Begin(s.clock)
 	switch {
@@ -260,6 +287,10 @@ func (s *simulation) leave(t *try, o outcome) {
 	s.tellUtilization(t.replica)
 	t.report = t.tracker.ReportLeaving(s.clock)
 	t.tracker.End(s.clock, t.token, seen)
+	if r := t.replica; r.keys != nil && o == succeeded {
+		r.keys.Served(spread(uint64(t.item)))
+	}
+	s.quitLine(t)
 	s.answer(t, o)
 }
 
@@ -288,6 +319,11 @@ func (s *simulation) cancel(t *try) {
 	if t.state == ended || s.cfg.Caller.FinishAbandoned {
 		return
 	}
+	if t.state == coming {
+		t.state = dropped
+		return
+	}
+	s.quitLine(t)
 	switch t.state {
 	case waiting:
 		t.state = dropped

@@ -36,7 +36,11 @@ type simulation struct {
 	requests pool[request]
 	tries    pool[try]
 	probes   pool[probe]
-	targets  []*balancer.Endpoint // of probes, used again and again
+
+	inquiries pool[inquiry]
+	questions pool[question]
+
+	targets []*balancer.Endpoint // of probes, used again and again
 
 	warm, end int64 // requests born from warm to end count
 	alive     int   // requests that have not ended
@@ -171,6 +175,22 @@ func (s *simulation) handle(e event) {
 		s.probing(e.id)
 	case probed:
 		s.probed(e.id)
+	case asking:
+		s.asked(s.questions.items[e.id])
+	case answering:
+		s.answered(s.questions.items[e.id])
+	case releasing:
+		s.release(s.questions.items[e.id])
+	case inquiryTimeout:
+		if i := s.inquiries.items[e.id]; i.generation == e.generation {
+			s.choose(i)
+		}
+	case inquiryGivenUp:
+		if i := s.inquiries.items[e.id]; i.generation == e.generation {
+			s.giveUp(i)
+		}
+	case idling:
+		s.idled(&s.replicas[e.id], &s.agents[e.generation])
 	case tick:
 		s.tick(e.id)
 	case level:

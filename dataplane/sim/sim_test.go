@@ -54,8 +54,8 @@ func queue(g sim.Group, load float64, work sim.Work) sim.Config {
 		Replicas: []sim.Group{g},
 		Machines: sim.Machines{Cores: 1, Allocation: 1},
 		Network:  sim.Network{Delay: -1},
-		Warmup:   20 * sec,
-		Duration: 300 * sec,
+		Warmup:   10 * sec,
+		Duration: 60 * sec,
 	}
 }
 
@@ -64,10 +64,10 @@ func TestMM1(t *testing.T) {
 	t.Parallel()
 	r := run(t, queue(sim.Group{Serve: sim.Slots}, 0.8, exponential(10*ms)))
 	mean := 0.010 / (1 - 0.8)
-	near(t, "mean", r.Latency.Mean.Seconds(), mean, 0.03)
-	near(t, "p50", r.Latency.P50.Seconds(), mean*math.Log(2), 0.03)
-	near(t, "p99", r.Latency.P99.Seconds(), mean*math.Log(100), 0.06)
-	near(t, "RIF", r.RIF.Mean, 0.8/(1-0.8), 0.03)
+	near(t, "mean", r.Latency.Mean.Seconds(), mean, 0.05)
+	near(t, "p50", r.Latency.P50.Seconds(), mean*math.Log(2), 0.05)
+	near(t, "p99", r.Latency.P99.Seconds(), mean*math.Log(100), 0.08)
+	near(t, "RIF", r.RIF.Mean, 0.8/(1-0.8), 0.05)
 	near(t, "slots in use", r.Groups[0].CPU, 0.8, 0.01)
 }
 
@@ -83,7 +83,7 @@ func TestMMk(t *testing.T) {
 	}
 	waits := term / (1 - load) / (sum + term/(1-load))
 	mean := 0.040 + waits*0.040/(k*(1-load))
-	near(t, "mean", r.Latency.Mean.Seconds(), mean, 0.03)
+	near(t, "mean", r.Latency.Mean.Seconds(), mean, 0.05)
 }
 
 // Equal sharing makes the mean depend on the mean work only, whatever its distribution: x/(1-ρ).
@@ -96,7 +96,7 @@ func TestMG1ProcessorSharing(t *testing.T) {
 		"mixture":     {Mix: []sim.Class{{Share: 9, Work: exponential(5 * ms)}, {Share: 1, Work: exponential(55 * ms)}}},
 	} {
 		r := run(t, queue(sim.Group{}, 0.7, work))
-		near(t, name+": mean", r.Latency.Mean.Seconds(), 0.010/(1-0.7), 0.04)
+		near(t, name+": mean", r.Latency.Mean.Seconds(), 0.010/(1-0.7), 0.06)
 		near(t, name+": CPU", r.CPU.Mean, 0.7, 0.02)
 	}
 }
@@ -108,7 +108,7 @@ func TestMG1InOrder(t *testing.T) {
 	work := sim.Work{Mix: []sim.Class{{Share: 0.5, Work: sim.Work{Mean: 5 * ms}}, {Share: 0.5, Work: sim.Work{Mean: 15 * ms}}}}
 	r := run(t, queue(sim.Group{Serve: sim.Slots}, load, work))
 	square := (25e-6 + 225e-6) / 2
-	near(t, "mean", r.Latency.Mean.Seconds(), 0.010+load/0.010*square/(2*(1-load)), 0.03)
+	near(t, "mean", r.Latency.Mean.Seconds(), 0.010+load/0.010*square/(2*(1-load)), 0.05)
 }
 
 // A machine with room serves each request at the speed of a core: latencies are the work, and the way there and back.
@@ -159,19 +159,19 @@ func everything(seed uint64, rule policy.Balancer) sim.Config {
 	c.Network = sim.Network{Jitter: 100 * time.Microsecond, ZoneDelay: ms}
 	c.Caller = sim.Caller{Retries: 2, Budgeted: true}
 	c.Probes = sim.Probes{Cost: 100 * time.Microsecond, RequestCost: ms}
-	c.Warmup, c.Duration = sec, 6*sec
+	c.Warmup, c.Duration = sec/2, 3*sec
 	c.Faults = []sim.Fault{
 		{Kind: sim.Join, At: sec, Group: "late"},
-		{Kind: sim.Stall, At: 2 * sec, Lasts: sec, Group: "cpu", Count: 1},
-		{Kind: sim.Freeze, At: 2 * sec, Lasts: sec, Group: "slots", Count: 1},
-		{Kind: sim.Slow, At: 2 * sec, Lasts: sec, Factor: 0.3, Group: "cpu", First: 1, Count: 2},
-		{Kind: sim.Fail, At: 3 * sec, Lasts: sec, Share: 0.5, Latency: ms, Group: "cpu", First: 3, Count: 1},
-		{Kind: sim.Crash, At: 3 * sec, Lasts: sec, Group: "cpu", First: 4, Count: 1},
-		{Kind: sim.Crash, At: 3 * sec, Lasts: sec, Group: "slots", First: 1, Count: 1},
-		{Kind: sim.Drain, At: 4 * sec, Lasts: sec, Group: "cpu", First: 5, Count: 1},
-		{Kind: sim.Unhealthy, At: 4 * sec, Lasts: sec, Group: "cpu", First: 6, Count: 1},
-		{Kind: sim.Leave, At: 4 * sec, Lasts: sec, Group: "cpu", First: 7, Count: 1},
-		{Kind: sim.Restart, At: 5 * sec, First: 3, Count: 4},
+		{Kind: sim.Stall, At: sec, Lasts: sec / 2, Group: "cpu", Count: 1},
+		{Kind: sim.Freeze, At: sec, Lasts: sec / 2, Group: "slots", Count: 1},
+		{Kind: sim.Slow, At: sec, Lasts: sec / 2, Factor: 0.3, Group: "cpu", First: 1, Count: 2},
+		{Kind: sim.Fail, At: 3 * sec / 2, Lasts: sec / 2, Share: 0.5, Latency: ms, Group: "cpu", First: 3, Count: 1},
+		{Kind: sim.Crash, At: 3 * sec / 2, Lasts: sec / 2, Group: "cpu", First: 4, Count: 1},
+		{Kind: sim.Crash, At: 3 * sec / 2, Lasts: sec / 2, Group: "slots", First: 1, Count: 1},
+		{Kind: sim.Drain, At: 2 * sec, Lasts: sec / 2, Group: "cpu", First: 5, Count: 1},
+		{Kind: sim.Unhealthy, At: 2 * sec, Lasts: sec / 2, Group: "cpu", First: 6, Count: 1},
+		{Kind: sim.Leave, At: 2 * sec, Lasts: sec / 2, Group: "cpu", First: 7, Count: 1},
+		{Kind: sim.Restart, At: 5 * sec / 2, First: 3, Count: 4},
 	}
 	return c
 }
@@ -197,7 +197,7 @@ func TestRulesSeeTheSameRequests(t *testing.T) {
 		for _, b := range run(t, everything(1, rule)).Series {
 			arrivals[i] = append(arrivals[i], b.Arrivals)
 		}
-		arrivals[i] = arrivals[i][:6]
+		arrivals[i] = arrivals[i][:3]
 	}
 	if !reflect.DeepEqual(arrivals[0], arrivals[1]) {
 		t.Errorf("requests each second: %v and %v", arrivals[0], arrivals[1])

@@ -87,6 +87,9 @@ func (c Config) Validate() error {
 	p.notNegative("Warmup", c.Warmup)
 	p.notNegative("SampleEvery", c.SampleEvery)
 	p.notNegative("Bucket", c.Bucket)
+	if c.Policy.Balancer != "" {
+		oneOf(p, "Policy.Balancer", c.Policy.Balancer, policy.Balancers()...)
+	}
 	c.validateLoad(p)
 	p.check(len(c.Agents) > 0, "Agents: want one group at least")
 	for i, a := range c.Agents {
