@@ -209,6 +209,33 @@ func TestPrequalFallbackIsUniform(t *testing.T) {
 	wantUniform(t, es, picks)
 }
 
+// A request that went to a replica at random counts there too, if a probe of it is pooled.
+func TestPrequalFallbackIsCharged(t *testing.T) {
+	b, es := balancerOf(policy.BalancerPrequal, 3)
+	b.Probed(start, 0, es[0], known(5, 10*time.Millisecond))
+	at := int32(0)
+	for range 30 {
+		if pick(t, b, start).Endpoint == es[0] {
+			at++
+		}
+	}
+	if got := b.View(start).FreshestProbes[es[0]].Report.RIF; at == 0 || got != 5+at {
+		t.Errorf("RIF of the pooled probe after %d requests: got %d; want %d", at, got, 5+at)
+	}
+}
+
+// The pool is half of a small fleet, and follows it.
+func TestPrequalPoolFollowsTheFleet(t *testing.T) {
+	b, _ := balancerOf(policy.BalancerPrequal, 100)
+	for _, tt := range []struct{ replicas, pool int }{{100, 16}, {32, 16}, {20, 10}, {3, 2}, {100, 16}} {
+		b.fleet.Update(start, replicas(tt.replicas), policy.Scope{})
+		pick(t, b, start) // sees the new fleet
+		if got := b.View(start).PoolCapacity; got != tt.pool {
+			t.Errorf("%d replicas: got a pool of %d; want %d", tt.replicas, got, tt.pool)
+		}
+	}
+}
+
 func TestPrequalUsesLoadReports(t *testing.T) {
 	b, es := balancerOf(policy.BalancerPrequal, 100)
 	b.Probed(start, 0, es[1], known(1, 10*time.Millisecond))

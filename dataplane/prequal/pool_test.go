@@ -3,6 +3,8 @@ package prequal
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,6 +59,53 @@ func TestRoundRandomlyKeepsTheExpectation(t *testing.T) {
 		// The mean varies by at most 0.5/√100000 = 0.0016.
 		if mean := float64(sum) / draws; math.Abs(mean-x) > 0.008 {
 			t.Errorf("%v was rounded to %v on average", x, mean)
+		}
+	}
+}
+
+// A pooled probe gets b_reuse uses on average, one of the two whole numbers next to it each time.
+func TestProbesAreUsedAsOftenAsEquation1Says(t *testing.T) {
+	const draws = 20_000
+	p := New[int](policy.Default().Prequal, time.Time{}, rand.New(rand.NewPCG(1, 1)))
+	p.Resize(100, func(int) bool { return true })
+	got := map[int32]int{}
+	for i := range draws {
+		p.Add(time.Time{}, i, load.Report{})
+		got[p.entries[p.find(i)].uses]++
+	}
+	// 2/1.52 = 1.3158; the share of twos varies by at most 0.5/√20000 = 0.0035.
+	if twos := float64(got[2]) / draws; got[1]+got[2] != draws || math.Abs(twos-0.3158) > 0.015 {
+		t.Errorf("got uses %v; want 1 or 2, 1.3158 on average", got)
+	}
+}
+
+// A pool that goes by a score uses the lowest and removes the highest, whatever is hot; in all else it is the same.
+func TestScoredPool(t *testing.T) {
+	cfg := policy.Default().Prequal
+	cfg.ProbesPerRequest = 16 // so many that a probe is used once
+	now := time.Unix(1000, 0)
+	score := func(key string, rif, latency float64) float64 { return 100*rif + latency }
+	p := NewScored(cfg, now, rand.New(rand.NewPCG(1, 1)), func(string) int32 { return 2 }, score)
+	p.Resize(100, func(string) bool { return true })
+	for i, r := range []load.Report{
+		{RIF: 4, Latency: 70, Known: true}, // a: 2·100 + 70
+		{RIF: 2, Latency: 90, Known: true}, // b: 1·100 + 90
+		{RIF: 8, Latency: 10, Known: true}, // c: 4·100 + 10
+		{RIF: 0},                           // d: as fast as the fastest, as it is idle: 0·100 + 10
+		{RIF: 2},                           // e: slower than all, as it is busy and nothing is known
+		{RIF: 2, Latency: 80, Known: true}, // f: 1·100 + 80
+	} {
+		p.Add(now.Add(time.Duration(i)), string(rune('a'+i)), r)
+	}
+	if _, ok := p.Threshold(); ok {
+		t.Error("there is a threshold")
+	}
+	for _, want := range []struct{ chosen, left string }{{"d", "bcef"}, {"f", "bc"}} { // the oldest goes, a; then the worst, e
+		key, class, ok := p.Select(now)
+		left := keys(p)
+		slices.Sort(left)
+		if key != want.chosen || strings.Join(left, "") != want.left || class != Cold || !ok {
+			t.Errorf("got %q, class %d, %v, left %v; want %+v", key, class, ok, left, want)
 		}
 	}
 }
