@@ -69,7 +69,7 @@ func putElement(node any, steps []step, value any) (any, error) {
 	}
 	i := steps[0].index
 	if i > len(list) {
-		return nil, fmt.Errorf("there is no [%d]: the list has %d elements", i, len(list))
+		return nil, fmt.Errorf("there is no [%d]: the list has %d, counted from 0", i, len(list))
 	}
 	if i == len(list) {
 		list = append(list, nil)

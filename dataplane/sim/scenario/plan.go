@@ -112,6 +112,9 @@ func (s Scenario) points() ([]point, error) {
 	return points, nil
 }
 
+// mostCases is how many points there can be, or rules.
+const mostCases = 200
+
 // plainText writes a value as the name of a point.
 func plainText(v *structpb.Value) string {
 	if text, ok := v.GetKind().(*structpb.Value_StringValue); ok {
@@ -125,6 +128,10 @@ func checkSweep(sweep *meshv1.ScenarioSweep) error {
 	var problems document.Problems
 	if byPath := sweep.Path != ""; byPath != (len(sweep.Values) > 0) || byPath == (len(sweep.Points) > 0) {
 		problems.Add("spec.sweep", "want a path with values, or else points")
+	}
+	if n := len(sweep.Values) + len(sweep.Points); n > mostCases {
+		problems.Add("spec.sweep", "want %d points at most, got %d", mostCases, n)
+		return problems
 	}
 	names := map[string]bool{}
 	for i, p := range sweep.Points {

@@ -48,6 +48,11 @@ func readRules(spec *meshv1.ScenarioSpec, problems *document.Problems) rules {
 		r.invalid = true // or each rule would tell it again
 		return r
 	}
+	if n := len(spec.Rules); n > mostCases {
+		problems.Add("spec.rules", "want %d at most, got %d", mostCases, n)
+		r.invalid = true
+		return r
+	}
 	names := map[string]bool{}
 	for i, doc := range rulesOf(spec) {
 		path := fmt.Sprintf("spec.rules[%d].", i)
