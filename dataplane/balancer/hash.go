@@ -2,8 +2,8 @@ package balancer
 
 import (
 	"hash/fnv"
+	"math"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/load"
@@ -40,7 +40,8 @@ type hashPicker struct {
 	epoch    time.Time
 	asOf     time.Duration // the last request, since the epoch
 
-	home      int32 // of its key; -1: it had none
+	walk      uint64 // along the circle, counted
+	home      int32  // of its key; -1: it had none
 	probesDue float64
 	fairNext  bool          // homes and random replicas take turns
 	fairAsked time.Duration // when the last random replica was
@@ -52,7 +53,8 @@ type hashReplica struct {
 	seats      float64
 	others     float64 // requests of others in flight, smoothed
 	freshUntil time.Duration
-	asked      bool // as one of the fair sample
+	asked      bool   // as one of the fair sample
+	seen       uint64 // the last walk that came by
 }
 
 // circle maps keys to replicas: each key to a point, and each point to an owner, by its place in Set.Endpoints. Overflow
@@ -60,6 +62,15 @@ type hashReplica struct {
 type circle struct {
 	owners []int32
 	find   func(key uint64) int
+	places map[*Endpoint]int32
+}
+
+func newCircle(set *Set, owners []int32, find func(key uint64) int) *circle {
+	c := &circle{owners, find, make(map[*Endpoint]int32, len(set.Endpoints))}
+	for i, e := range set.Endpoints {
+		c.places[e] = int32(i)
+	}
+	return c
 }
 
 func newHashPicker(p policy.Policy, rng *rand.Rand, flights flights, circleOf func(*Set) *circle) *hashPicker {
@@ -72,21 +83,24 @@ func (h *hashPicker) Update(now time.Time, set *Set) {
 	}
 	replicas := make([]hashReplica, len(set.Endpoints))
 	for i, e := range set.Endpoints {
-		if at, ok := h.place(e); ok {
-			replicas[i] = h.replicas[at]
+		if known := h.replica(e); known != nil {
+			replicas[i] = *known
 		}
 		replicas[i].seats = float64(set.seatsOf[e])
 	}
 	h.set, h.replicas, h.circle, h.home = set, replicas, h.circleOf(set), -1
 }
 
-// place returns where in the set's Endpoints e is.
-func (h *hashPicker) place(e *Endpoint) (int, bool) {
-	if h.set == nil {
-		return 0, false
+// replica returns what is known of an endpoint; nil if it is not in the set.
+func (h *hashPicker) replica(e *Endpoint) *hashReplica {
+	if h.circle == nil {
+		return nil
 	}
-	i, found := slices.BinarySearchFunc(h.set.Endpoints, e, byID)
-	return i, found && h.set.Endpoints[i] == e
+	at, ok := h.circle.places[e]
+	if !ok {
+		return nil
+	}
+	return &h.replicas[at]
 }
 
 func (h *hashPicker) Pick(now time.Time, req Request) (*Endpoint, Class) {
@@ -116,18 +130,25 @@ func (h *hashPicker) choose(key uint64) (int32, Class) {
 // moment or load has just risen, it is the one with the least too much.
 func (h *hashPicker) overflow(point int, b bound) int32 {
 	owners := h.circle.owners
-	best := owners[point]
-	most := h.spare(best, b)
+	best, most := owners[point], math.Inf(-1)
+	h.walk++
+	left := len(h.replicas) // to look at
 	for range owners {
+		if r := &h.replicas[owners[point]]; r.seen != h.walk {
+			spare := h.spare(owners[point], b)
+			if spare > 0 {
+				return owners[point]
+			}
+			if spare > most {
+				best, most = owners[point], spare
+			}
+			r.seen = h.walk
+			if left--; left == 0 {
+				break
+			}
+		}
 		if point++; point == len(owners) {
 			point = 0
-		}
-		spare := h.spare(owners[point], b)
-		if spare > 0 {
-			return owners[point]
-		}
-		if spare > most {
-			best, most = owners[point], spare
 		}
 	}
 	return best
@@ -149,7 +170,8 @@ func (h *hashPicker) bound(own int) bound {
 // rounding is more than what floating point adds to a bound that is a whole number.
 const rounding = 1e-9
 
-// spare is positive if a replica has room: an integer is below ⌈x⌉ exactly if it is below x.
+// spare is positive if a replica has room. An integer is below ⌈x⌉ exactly if it is below x; where others count, which is an
+// estimate, it is below x.
 func (h *hashPicker) spare(at int32, b bound) float64 {
 	r := &h.replicas[at]
 	others := b.others * r.seats
@@ -193,9 +215,7 @@ func (h *hashPicker) Idle(now time.Time, dst []*Endpoint) []*Endpoint {
 func (h *hashPicker) askFairly(dst []*Endpoint) []*Endpoint {
 	h.fairAsked = h.asOf
 	e := h.set.anyone(h.rng)
-	if at, ok := h.place(e); ok {
-		h.replicas[at].asked = true
-	}
+	h.replica(e).asked = true
 	return append(dst, e)
 }
 
@@ -215,11 +235,10 @@ func (h *hashPicker) Reported(now time.Time, e *Endpoint, r load.Report) {
 
 // learn notes how many requests of others a replica has, and returns what is known of it; nil if it has left.
 func (h *hashPicker) learn(now time.Time, e *Endpoint, others float64) *hashReplica {
-	at, ok := h.place(e)
-	if !ok {
+	known := h.replica(e)
+	if known == nil {
 		return nil
 	}
-	known := &h.replicas[at]
 	if now.Sub(h.epoch) < known.freshUntil {
 		known.others += othersGain * (others - known.others)
 	} else {
@@ -230,8 +249,8 @@ func (h *hashPicker) learn(now time.Time, e *Endpoint, others float64) *hashRepl
 }
 
 func (h *hashPicker) Forget(e *Endpoint) {
-	if at, ok := h.place(e); ok {
-		h.replicas[at].freshUntil = 0
+	if known := h.replica(e); known != nil {
+		known.freshUntil = 0
 	}
 }
 

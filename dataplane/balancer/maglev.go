@@ -1,9 +1,11 @@
 package balancer
 
+import "slices"
+
 // maglev is hashPicker on a table (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer", NSDI
 // '16, §3.4): a key hashes to one of the table's points, which the replicas have filled in turn, each by a permutation of
-// its own, once a seat and round. So shares are within about a hundredth of what the weights say. A change of the fleet
-// moves the keys that it must, and a few percent of the others: where that costs more than uneven shares, choose ring_hash.
+// its own, once a seat and round. So shares are as even as they can be. When a replica leaves or joins, about a hundredth
+// of the keys of others move too: where that costs more than uneven shares, choose ring_hash.
 //
 // When the home is full, the request goes on along the table. The points that follow one belong to random replicas, so a full
 // replica's keys spread over all others; and they change as little as all others do when the fleet changes.
@@ -11,10 +13,7 @@ package balancer
 // newMaglev fills the table.
 func newMaglev(set *Set) *circle {
 	size := maglevSize(set.Registered)
-	c := &circle{owners: make([]int32, size), find: func(key uint64) int { return int(key % uint64(size)) }}
-	for i := range c.owners {
-		c.owners[i] = -1
-	}
+	owners := slices.Repeat([]int32{-1}, size)
 	walks := make(map[*Endpoint]*maglevWalk, len(set.Endpoints))
 	for i, e := range set.Endpoints {
 		walks[e] = newMaglevWalk(string(e.ID), int32(i), size)
@@ -24,9 +23,9 @@ func newMaglev(set *Set) *circle {
 		turns[i] = walks[s.Endpoint]
 	}
 	for filled := range size {
-		turns[filled%len(turns)].take(c.owners)
+		turns[filled%len(turns)].take(owners)
 	}
-	return c
+	return newCircle(set, owners, func(key uint64) int { return int(key % uint64(size)) })
 }
 
 // maglevSize returns the size of the table for n replicas: a prime of at least 100·n, so that shares are even. As another

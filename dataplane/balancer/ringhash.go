@@ -33,12 +33,12 @@ func newRing(set *Set) *circle {
 	slotBits := bits.Len(uint(len(points)))
 	r := &ring{starts: make([]int32, 1<<slotBits+1), shift: 64 - slotBits}
 	points = r.sorted(points)
-	c := &circle{find: r.find}
-	for _, p := range points {
-		r.hashes = append(r.hashes, p.hash)
-		c.owners = append(c.owners, p.owner)
+	owners := make([]int32, len(points))
+	r.hashes = make([]uint64, len(points))
+	for i, p := range points {
+		r.hashes[i], owners[i] = p.hash, p.owner
 	}
-	return c
+	return newCircle(set, owners, r.find)
 }
 
 type point struct {
