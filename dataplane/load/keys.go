@@ -10,7 +10,7 @@ import (
 // Scaled returns the report of a replica to which a request costs factor times what it costs elsewhere, as it has what the
 // request needs at hand (Prequal §4, "Synchronous mode"). A busy replica never looks idle.
 func (r Report) Scaled(factor float64) Report {
-	r.RIF = int32(math.Ceil(float64(r.RIF) * factor))
+	r.RIF = int32(math.Ceil(float64(r.RIF)*factor - 1e-9)) // less what floating point may add to a whole number
 	r.Latency = time.Duration(float64(r.Latency) * factor)
 	return r
 }

@@ -44,6 +44,17 @@ func (l *Line[ID]) Join(id ID) (granted bool) {
 	return false
 }
 
+// Enter gives a slot to a request that does not wait, whether there is one free or not: others wait the longer. If it is
+// in the line already, it waits no more.
+func (l *Line[ID]) Enter(id ID) {
+	l.Join(id)
+	if at := l.spots[id]; !l.ring[at].holds {
+		l.unlink(at)
+		l.ring[at].holds = true
+		l.holding++
+	}
+}
+
 // Leave takes a request out of the line, whether it holds a slot or waits. If that leaves a slot to another, it returns
 // which now holds it. A request that is not in the line leaves nothing.
 func (l *Line[ID]) Leave(id ID) (granted ID, ok bool) {
