@@ -2,6 +2,7 @@ package outbound
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -33,6 +34,8 @@ func (o *Outbound) inquire(ctx context.Context, s *service, b *balancer.Balancer
 		service: s, balancer: b, targets: append([]*balancer.Endpoint(nil), targets...), enough: enough,
 		over: make(chan struct{}), answers: make([]balancer.Answer, 0, len(targets)),
 	}
+	// Without order: answers that come at the same time come in that of the questions.
+	rand.Shuffle(len(q.targets), func(i, j int) { q.targets[i], q.targets[j] = q.targets[j], q.targets[i] })
 	key := uint64(0)
 	if req.Keyed {
 		key = req.Key

@@ -22,6 +22,8 @@ import (
 const (
 	minBackoff = 100 * time.Millisecond
 	maxBackoff = 1600 * time.Millisecond
+	// connectTimeout bounds a connection, the first words of both ends included.
+	connectTimeout = 3 * time.Second
 )
 
 // lines are the connections by which other agents are asked for slots of their replicas.
@@ -87,7 +89,8 @@ func (ls *lines) client(agent netip.AddrPort) (meshv1.PeerClient, error) {
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return ls.dial(ctx, agent) }),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
+			Backoff:           backoff.Config{BaseDelay: minBackoff, Multiplier: 2, Jitter: 0.2, MaxDelay: maxBackoff},
+			MinConnectTimeout: connectTimeout,
 		}),
 		grpc.WithIdleTimeout(idleTimeout),
 		grpc.WithDisableServiceConfig(),

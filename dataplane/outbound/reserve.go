@@ -81,7 +81,7 @@ func (o *Outbound) join(ctx context.Context, e *balancer.Endpoint, waiting *sync
 	if record.Node == o.cfg.Node {
 		return o.joinHere(e, settled)
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // the line is left by giving up, not by a deadline over there
 	h := &hold{endpoint: e, giveUp: cancel}
 	waiting.Go(func() {
 		h.reservation, h.err = o.lines.reserve(ctx, record.Agent, e.ID)
