@@ -54,8 +54,8 @@ func queue(g sim.Group, load float64, work sim.Work) sim.Config {
 		Replicas: []sim.Group{g},
 		Machines: sim.Machines{Cores: 1, Allocation: 1},
 		Network:  sim.Network{Delay: -1},
-		Warmup:   10 * sec,
-		Duration: 60 * sec,
+		Warmup:   5 * sec,
+		Duration: 40 * sec,
 	}
 }
 
@@ -179,13 +179,15 @@ func everything(seed uint64, rule policy.Balancer) sim.Config {
 func TestSameSeedSameResult(t *testing.T) {
 	t.Parallel()
 	for _, rule := range policy.Balancers() {
-		a, b := run(t, everything(1, rule)), run(t, everything(1, rule))
-		if !reflect.DeepEqual(a, b) {
+		if a, b := run(t, everything(1, rule)), run(t, everything(1, rule)); !reflect.DeepEqual(a, b) {
 			t.Errorf("%s: got\n%+v and\n%+v", rule, a, b)
 		}
-		if c := run(t, everything(2, rule)); reflect.DeepEqual(a, c) {
-			t.Errorf("%s: another seed gives the same", rule)
-		}
+	}
+	c := everything(1, policy.BalancerRandom)
+	a := run(t, c)
+	c.Seed = 2
+	if reflect.DeepEqual(a, run(t, c)) {
+		t.Error("another seed gives the same")
 	}
 }
 
@@ -218,10 +220,10 @@ func TestEveryRequestEndsOnce(t *testing.T) {
 		c.Caller.FinishAbandoned = rapid.Bool().Draw(t, "finish abandoned")
 		c.Caller.Budgeted = rapid.Bool().Draw(t, "budgeted")
 		c.Without = sim.Without{Reports: rapid.Bool().Draw(t, "reports"), ErrorAversion: rapid.Bool().Draw(t, "aversion")}
-		c.Warmup, c.Duration = 0, 500*ms
+		c.Warmup, c.Duration = 0, 200*ms
 		for i := range c.Faults {
-			c.Faults[i].At = time.Duration(rapid.IntRange(0, 500).Draw(t, "at")) * ms
-			c.Faults[i].Lasts /= 5
+			c.Faults[i].At = time.Duration(rapid.IntRange(0, 200).Draw(t, "at")) * ms
+			c.Faults[i].Lasts /= 10
 		}
 		r, err := sim.Run(c)
 		if err != nil {
@@ -235,6 +237,21 @@ func TestEveryRequestEndsOnce(t *testing.T) {
 			t.Fatalf("%d arrived, %d ended, %d counted; %d failed, %+v", arrived, ended, r.Requests, failed, r.Errors)
 		}
 	})
+}
+
+// Once all requests have ended, nothing is left of them anywhere.
+func TestNothingIsLeft(t *testing.T) {
+	t.Parallel()
+	for _, rule := range policy.Balancers() {
+		for _, finish := range []bool{false, true} {
+			c := everything(3, rule)
+			c.Duration = 2 * sec
+			c.Caller.FinishAbandoned = finish
+			if left := sim.Leftovers(c); left != nil {
+				t.Errorf("%s, replicas finish what is abandoned: %v: left %v", rule, finish, left)
+			}
+		}
+	}
 }
 
 // A longer simulation takes more time, but no more memory.
