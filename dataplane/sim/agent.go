@@ -46,6 +46,7 @@ type try struct {
 	replica    *replica
 	work       float64
 	item       int32
+	counts     bool // whether its request does
 	state      tryState
 	outcome    outcome
 	report     load.Report
@@ -191,9 +192,9 @@ func (s *simulation) placed(q *request, b *balancer.Balancer, picked balancer.Pi
 
 func (s *simulation) send(q *request, a *agent, picked balancer.Picked, r *replica) *try {
 	id, t := s.tries.take()
-	*t = try{id: id, generation: t.generation + 1, request: q, picked: picked, agent: a, replica: r, work: q.work, item: q.item}
+	*t = try{id: id, generation: t.generation + 1, request: q, picked: picked, agent: a, replica: r, work: q.work, item: q.item, counts: q.born >= s.warm}
 	r.coming++
-	s.seen.placed(s, t)
+	s.seen.placed(t)
 	s.message(a.zone, r.zone, arrival, id, 0)
 	if s.cfg.Caller.Timeout > 0 {
 		s.agenda.put(s.now, q.deadline-s.now, timeout, id, t.generation)
@@ -221,7 +222,7 @@ func (s *simulation) respond(t *try) {
 	case o == succeeded:
 		s.finish(q, o)
 	case o == unconnected && q.places < agentTries && s.agents[q.agent].budget.Withdraw(s.clock):
-		s.seen.retried(s)
+		s.seen.retried(s, q)
 		s.place(q)
 	default:
 		s.retry(q, o)
@@ -248,10 +249,10 @@ func (s *simulation) learn(t *try) {
 
 func (s *simulation) outcomeSeen(o outcome) balancer.Outcome {
 	switch {
-	case o == succeeded || s.cfg.Without.ErrorAversion && o != unconnected:
-		return balancer.Succeeded
 	case o == unconnected:
 		return balancer.Unconnected
+	case o == succeeded || s.cfg.Without.ErrorAversion || s.cfg.Without.Ejection:
+		return balancer.Succeeded
 	default:
 		return balancer.Failed
 	}
@@ -287,7 +288,7 @@ func (s *simulation) retry(q *request, o outcome) {
 		s.finish(q, o)
 		return
 	}
-	s.seen.retried(s)
+	s.seen.retried(s, q)
 	s.try(q)
 }
 

@@ -46,6 +46,7 @@ type Config struct {
 type Without struct {
 	Reports       bool // responses carry no load reports
 	ErrorAversion bool // agents and replicas take failures for answers
+	Ejection      bool // agents take failures for answers
 	Utilization   bool // replicas of kind CPU don't say how much of what is allocated to them they use
 }
 

@@ -11,13 +11,14 @@ type measurements struct {
 	outcomes [outcomes]int // of requests that count
 	latency  histogram     // of requests that count
 	rif, cpu histogram     // of replicas, cpu in thousandths of what is allocated
-	births   int           // that count
+	births   int           // of requests that count
+	tries    int           // of requests that count
+	retries  int           // of those
+	classes  [balancer.Overflow + 1]int
 
-	// Counted from the end of the warm-up to the end of the simulation.
+	// From the end of the warm-up to the end of the simulation.
 
-	tries, retries         int
 	probes, lost           int
-	classes                [balancer.Overflow + 1]int
 	groups                 []groupMeasurements
 	samples                int
 	cpuSeen, cpuSeenBucket []float64 // used by each replica when last looked at
@@ -52,24 +53,24 @@ func (m *measurements) born(s *simulation) {
 	}
 }
 
-func (m *measurements) placed(s *simulation, t *try) {
+func (m *measurements) placed(t *try) {
 	m.bucket.Picks[t.replica.group]++
-	if s.counts() {
+	if t.counts {
 		m.tries++
 		m.classes[t.picked.Class]++
 		m.groups[t.replica.group].picks++
 	}
 }
 
-func (m *measurements) retried(s *simulation) {
+func (m *measurements) retried(s *simulation, q *request) {
 	m.bucket.Retries++
-	if s.counts() {
+	if q.born >= s.warm {
 		m.retries++
 	}
 }
 
-func (m *measurements) hit(s *simulation, t *try) {
-	if s.counts() {
+func (m *measurements) hit(t *try) {
+	if t.counts {
 		m.groups[t.replica.group].hits++
 	}
 }

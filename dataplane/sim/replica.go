@@ -166,7 +166,7 @@ func (s *simulation) cost(t *try) float64 {
 	work := t.work
 	if s.cfg.Load.Items > 0 && t.replica.cache.use(t.item) {
 		work /= s.cfg.Load.CacheHit
-		s.seen.hit(s, t)
+		s.seen.hit(t)
 	}
 	return work + float64(s.cfg.Probes.RequestCost)
 }
