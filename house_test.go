@@ -51,7 +51,7 @@ const imports = `
 	api/mesh/v1, policy/document, policy/localservice < cmd/meshctl
 	dataplane/sim/chart                               < cmd/meshctl
 	api/mesh/v1                                       < bench/demo
-	policy/document, policy/localservice              < docs/gen
+	dataplane/sim/scenario, policy/localservice       < docs/gen
 `
 
 // forTests returns the packages that only tests may import.

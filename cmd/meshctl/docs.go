@@ -38,17 +38,20 @@ func reference(root *cobra.Command) string {
 	return out.String()
 }
 
-// describe writes a section on cmd, or on each of the commands below it.
+// describe writes a section on cmd, if it does something by itself, and on each of the commands below it.
 func describe(out *strings.Builder, cmd *cobra.Command) {
 	if cmd.Hidden || cmd.Name() == "completion" || cmd.Name() == "help" {
 		return // these are cobra's, and explain themselves
 	}
-	if cmd.HasSubCommands() {
-		for _, sub := range cmd.Commands() {
-			describe(out, sub)
-		}
-		return
+	if !cmd.HasSubCommands() || cmd.HasExample() {
+		section(out, cmd)
 	}
+	for _, sub := range cmd.Commands() {
+		describe(out, sub)
+	}
+}
+
+func section(out *strings.Builder, cmd *cobra.Command) {
 	fmt.Fprintf(out, "\n## %s\n\n", cmd.CommandPath())
 	fmt.Fprintf(out, "%s\n\n```\n%s\n```\n", cmp.Or(cmd.Long, cmd.Short+"."), cmd.UseLine())
 	if cmd.HasExample() {

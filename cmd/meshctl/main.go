@@ -22,6 +22,7 @@ const (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // who asks a second time does not want to wait
 	code := run(ctx, os.Args[1:], os.Stderr)
 	stop()
 	os.Exit(code)

@@ -38,7 +38,7 @@ prints one to start from). It asks no agent. The same seed gives the same result
 --set sets any field of the scenario by its path below spec; a list grows with the next index, and null leaves a field out.
 Latencies are milliseconds as clients see them; TO is the time limit, which that many requests ran into.`,
 		Example: `  meshctl simulate fast-slow
-  meshctl simulate fast-slow --rules prequal,p2c --set load.rate=1000 --set replicas[1].count=4 --runs 5
+  meshctl simulate fast-slow --rules prequal,p2c --set load.rate=1000 --set 'replicas[1].count=4' --runs 5
   meshctl simulate fast-slow --policy new.yaml --against old.yaml
   meshctl simulate fast-slow-ramp --plot ramp.svg`,
 		Args: func(_ *cobra.Command, args []string) error {

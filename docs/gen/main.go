@@ -13,10 +13,10 @@ import (
 	"strings"
 
 	"github.com/bufbuild/protocompile"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/dataplane/sim/scenario"
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/policy/document"
 	"github.com/headroom-mesh/headroom/policy/localservice"
@@ -45,10 +45,22 @@ type page struct {
 	source  string // .proto file, below api
 	message string // the document
 	intro   string
-	example proto.Message
+	example string // in YAML
 }
 
-func pages() []page {
+func pages() ([]page, error) {
+	policyExample, err := document.EncodeYAML(policy.Effective(&meshv1.ServicePolicy{Metadata: &meshv1.Metadata{Name: "checkout"}}))
+	if err != nil {
+		return nil, err
+	}
+	serviceExample, err := document.EncodeYAML(localService())
+	if err != nil {
+		return nil, err
+	}
+	scenarioExample, err := scenario.Text("stall")
+	if err != nil {
+		return nil, err
+	}
 	return []page{
 		{
 			name:    "policy.md",
@@ -56,22 +68,34 @@ func pages() []page {
 			message: "ServicePolicy",
 			intro: "A policy is set with `meshctl policy set` and shown with `meshctl policy get`. " +
 				"This one has every default written out:",
-			example: policy.Effective(&meshv1.ServicePolicy{Metadata: &meshv1.Metadata{Name: "checkout"}}),
+			example: string(policyExample),
 		},
 		{
 			name:    "local-service.md",
 			source:  "mesh/v1/service.proto",
 			message: "LocalService",
 			intro:   "An example:",
-			example: &meshv1.LocalService{
-				ApiVersion: policy.APIVersion,
-				Kind:       localservice.Kind,
-				Metadata:   &meshv1.Metadata{Name: "checkout"},
-				Spec: &meshv1.LocalServiceSpec{
-					Endpoints: []*meshv1.LocalEndpoint{{Address: "127.0.0.1:8080"}},
-					Check:     &meshv1.HealthCheck{Http: "/healthz", Interval: "2s", Timeout: "1s", Rise: 2, Fall: 3},
-				},
-			},
+			example: string(serviceExample),
+		},
+		{
+			name:    "scenario.md",
+			source:  "mesh/v1/scenario.proto",
+			message: "Scenario",
+			intro: "A scenario is played with `meshctl simulate`; the [guide](../guides/simulate.md) shows how. " +
+				"This is one of those that are built in:",
+			example: string(scenarioExample),
+		},
+	}, nil
+}
+
+func localService() *meshv1.LocalService {
+	return &meshv1.LocalService{
+		ApiVersion: policy.APIVersion,
+		Kind:       localservice.Kind,
+		Metadata:   &meshv1.Metadata{Name: "checkout"},
+		Spec: &meshv1.LocalServiceSpec{
+			Endpoints: []*meshv1.LocalEndpoint{{Address: "127.0.0.1:8080"}},
+			Check:     &meshv1.HealthCheck{Http: "/healthz", Interval: "2s", Timeout: "1s", Rise: 2, Fall: 3},
 		},
 	}
 }
@@ -84,7 +108,11 @@ func generate(root, dir string) error {
 		}),
 		SourceInfoMode: protocompile.SourceInfoStandard,
 	}
-	for _, p := range pages() {
+	all, err := pages()
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
 		files, err := compiler.Compile(context.Background(), p.source)
 		if err != nil {
 			return fmt.Errorf("read %s: %w", p.source, err)
@@ -105,13 +133,9 @@ func (p page) render(file protoreflect.FileDescriptor) (string, error) {
 	if root == nil {
 		return "", fmt.Errorf("%s has no message %s", p.source, p.message)
 	}
-	example, err := document.EncodeYAML(p.example)
-	if err != nil {
-		return "", err
-	}
 	var out strings.Builder
 	fmt.Fprintf(&out, "# %s\n\n<!-- Generated from api/%s: do not edit. -->\n\n", p.message, p.source)
-	fmt.Fprintf(&out, "%s\n\n%s\n\n```yaml\n%s```\n", comment(root), p.intro, example)
+	fmt.Fprintf(&out, "%s\n\n%s\n\n```yaml\n%s```\n", comment(root), p.intro, p.example)
 	for _, m := range messages(root) {
 		section(&out, m)
 	}
@@ -125,18 +149,29 @@ type part struct {
 	message protoreflect.MessageDescriptor
 }
 
-// messages returns the messages of a document in the order in which it holds them.
+// messages returns the messages of a document in the order in which it holds them, but for those that have a page of
+// their own, or come from elsewhere.
 func messages(root protoreflect.MessageDescriptor) []part {
 	parts := []part{{"", root}}
 	for i := 0; i < len(parts); i++ {
 		fields := parts[i].message.Fields()
 		for j := range fields.Len() {
-			if field := fields.Get(j); field.Message() != nil {
-				parts = append(parts, part{join(parts[i].path, field), field.Message()})
+			field := fields.Get(j)
+			if m := field.Message(); m != nil && !field.IsMap() && !foreign(m) && !hasOwnPage(m, root) {
+				parts = append(parts, part{join(parts[i].path, field), m})
 			}
 		}
 	}
 	return parts
+}
+
+func foreign(m protoreflect.MessageDescriptor) bool {
+	return m.ParentFile().Package() == "google.protobuf"
+}
+
+// hasOwnPage reports whether m is described on another page than that of root.
+func hasOwnPage(m, root protoreflect.MessageDescriptor) bool {
+	return m.Name() == "ServicePolicySpec" && root.Name() != policy.Kind
 }
 
 func join(path string, field protoreflect.FieldDescriptor) string {
@@ -182,13 +217,19 @@ func defaultOf(comment string) string {
 	return ""
 }
 
-var duration = regexp.MustCompile("^`([0-9]+(ms|s|m|h))+`$")
+var duration = regexp.MustCompile("^`([0-9]+(\\.[0-9]+)?(ms|s|m|h))+`$")
 
 func typeName(field protoreflect.FieldDescriptor) string {
+	if field.IsMap() {
+		return "paths and values"
+	}
 	name := "string"
 	switch field.Kind() {
 	case protoreflect.MessageKind:
 		name = "group"
+		if foreign(field.Message()) {
+			name = "value"
+		}
 	case protoreflect.BoolKind:
 		name = "true or false"
 	case protoreflect.DoubleKind:

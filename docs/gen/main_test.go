@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/dataplane/sim/scenario"
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/policy/localservice"
 )
@@ -36,7 +37,11 @@ func generated(t *testing.T) string {
 
 func TestReferenceIsUpToDate(t *testing.T) {
 	dir := generated(t)
-	for _, p := range pages() {
+	all, err := pages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
 		want := read(t, filepath.Join("..", "reference"), p.name)
 		if diff := cmp.Diff(read(t, dir, p.name), want); diff != "" {
 			t.Errorf("docs/reference/%s is out of date, run go run ./docs/gen:\n%s", p.name, diff)
@@ -52,6 +57,9 @@ func TestExamplesAreValid(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := localservice.Parse([]byte(example.FindStringSubmatch(read(t, dir, "local-service.md"))[1])); err != nil {
+		t.Error(err)
+	}
+	if _, err := scenario.Parse([]byte(example.FindStringSubmatch(read(t, dir, "scenario.md"))[1])); err != nil {
 		t.Error(err)
 	}
 }

@@ -3,9 +3,11 @@ package scenario_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/google/go-cmp/cmp"
@@ -299,4 +301,24 @@ func FuzzParse(f *testing.F) {
 			t.Error(diff)
 		}
 	})
+}
+
+// TestGuideIsRight plays a moment of the example in the guide.
+func TestGuideIsRight(t *testing.T) {
+	guide, err := os.ReadFile("../../../docs/guides/simulate.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(guide), "```yaml\n")
+	text, _, _ := strings.Cut(rest, "```")
+	cases, err := parse(t, text).Plan(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range cases {
+		cases[i].Config.Warmup, cases[i].Config.Duration = 0, time.Second
+	}
+	if _, err := scenario.Run(t.Context(), cases, scenario.Options{}); err != nil {
+		t.Error(err)
+	}
 }
