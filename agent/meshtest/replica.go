@@ -28,6 +28,10 @@ type Replica struct {
 	server  *http.Server
 	journal *journal
 	healthy atomic.Bool
+	slower  atomic.Int64 // time.Duration
+	report  atomic.Pointer[string]
+
+	now, most atomic.Int64 // requests at once
 }
 
 // journal notes which request came to which replica.
@@ -76,6 +80,15 @@ func (r *Replica) String() string { return fmt.Sprintf("%s/%d", r.Node, r.Addres
 // SetHealthy decides what the replica answers to health checks.
 func (r *Replica) SetHealthy(healthy bool) { r.healthy.Store(healthy) }
 
+// SetSlower makes answers take so much longer, unless their request says how long they take.
+func (r *Replica) SetSlower(by time.Duration) { r.slower.Store(int64(by)) }
+
+// SetReport makes the replica say of its load, in every answer, what an ORCA report does, such as "TEXT cpu_utilization=0.3".
+func (r *Replica) SetReport(report string) { r.report.Store(&report) }
+
+// Most returns how many requests the replica has had at once since it was last asked.
+func (r *Replica) Most() int64 { return r.most.Swap(r.now.Load()) }
+
 // Kill ends the replica, and with it the requests that it has.
 func (r *Replica) Kill() { _ = r.server.Close() } // closes listeners and connections whatever it returns
 
@@ -100,15 +113,29 @@ func (r *Replica) answer(w http.ResponseWriter, req *http.Request) {
 	}
 	takes, err := time.ParseDuration(req.URL.Query().Get("take"))
 	if err != nil {
-		takes = 10*time.Millisecond + rand.N(20*time.Millisecond)
+		takes = 10*time.Millisecond + rand.N(20*time.Millisecond) + time.Duration(r.slower.Load())
 	}
-	r.journal.inFlight.Add(1)
-	defer r.journal.inFlight.Add(-1)
+	defer r.count()()
 	select {
 	case <-req.Context().Done():
 		return
 	case <-time.After(takes):
 	}
 	w.Header().Set(headerReplica, r.String())
+	if report := r.report.Load(); report != nil {
+		w.Header().Set("endpoint-load-metrics", *report)
+	}
 	fmt.Fprintln(w, string(body)+"ok")
+}
+
+// count counts a request in. It returns what counts it out.
+func (r *Replica) count() (out func()) {
+	r.journal.inFlight.Add(1)
+	now := r.now.Add(1)
+	for most := r.most.Load(); now > most && !r.most.CompareAndSwap(most, now); most = r.most.Load() {
+	}
+	return func() {
+		r.now.Add(-1)
+		r.journal.inFlight.Add(-1)
+	}
 }
