@@ -182,6 +182,7 @@ func inboundView(now time.Time, r *inbound.Replica) *meshv1.InboundView {
 		Latency:  latency(report),
 		Requests: requests,
 		Errors:   errors,
+		Slots:    r.Slots(),
 	}
 }
 

@@ -297,6 +297,11 @@ type View struct {
 	Pooled         int
 	PoolCapacity   int
 	FreshestProbes map[*Endpoint]PooledProbe
+
+	Weights      map[*Endpoint]float64       // as parts of their mean; of those that have one
+	Costs        map[*Endpoint]time.Duration // of one more request
+	IdleSlots    int                         // known to be free; only if HasIdleSlots
+	HasIdleSlots bool
 }
 
 // PooledProbe is the freshest probe of a replica in any pool.
@@ -308,7 +313,7 @@ type PooledProbe struct {
 
 // View describes what the rule goes by, all shards taken together; the threshold is the highest of theirs.
 func (b *Balancer) View(now time.Time) View {
-	v := View{FreshestProbes: map[*Endpoint]PooledProbe{}}
+	v := View{FreshestProbes: map[*Endpoint]PooledProbe{}, Weights: map[*Endpoint]float64{}, Costs: map[*Endpoint]time.Duration{}}
 	for _, s := range b.shards {
 		tell(s, func(viewer Viewer) { viewer.View(now, &v) })
 	}

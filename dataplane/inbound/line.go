@@ -7,7 +7,9 @@ import (
 	"strconv"
 	"sync"
 
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/dataplane/load"
+	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 )
 
@@ -190,6 +192,22 @@ func (l *line) resizeLocked(state reservationState) []*Reservation {
 		r.state = state
 	}
 	return over
+}
+
+// Slots shows the line for the replica, nil if its policy does not go by slots.
+func (r *Replica) Slots() *meshv1.SlotsView {
+	switch r.policy.Balancer {
+	case policy.BalancerLateBinding, policy.BalancerJoinIdleQueue:
+		return r.line.view()
+	}
+	return nil
+}
+
+func (l *line) view() *meshv1.SlotsView {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	holding, waiting := l.line.Len()
+	return &meshv1.SlotsView{Slots: uint32(l.slots), InUse: uint32(holding), Waiting: uint32(waiting)}
 }
 
 // free returns how many slots nobody has.

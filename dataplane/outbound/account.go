@@ -62,6 +62,9 @@ func (s *service) observe(now time.Time) *meshv1.OutboundView {
 	if seen.HasThreshold {
 		v.HotThreshold = new(int32(seen.Threshold))
 	}
+	if seen.HasIdleSlots {
+		v.IdleSlots = new(uint32(seen.IdleSlots))
+	}
 	s.fleet.Each(now, func(e *balancer.Endpoint, why balancer.Avoidance) {
 		v.Endpoints = append(v.Endpoints, endpointView(e, why, seen))
 	})
@@ -86,6 +89,12 @@ func endpointView(e *balancer.Endpoint, why balancer.Avoidance, seen balancer.Vi
 		if p.Report.Known {
 			v.Probe.Latency = durationpb.New(p.Report.Latency)
 		}
+	}
+	if w, ok := seen.Weights[e]; ok {
+		v.Weight = &w
+	}
+	if c, ok := seen.Costs[e]; ok {
+		v.Cost = durationpb.New(c)
 	}
 	return v
 }

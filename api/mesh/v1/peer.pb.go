@@ -452,9 +452,11 @@ type OutboundView struct {
 	// The RIF above which a replica is hot. Absent where the rule has no such threshold, or knows none yet.
 	HotThreshold *int32 `protobuf:"varint,10,opt,name=hot_threshold,json=hotThreshold,proto3,oneof" json:"hot_threshold,omitempty"`
 	// Probes in the pools of the service, and how many those pools can hold.
-	Pooled        uint32          `protobuf:"varint,11,opt,name=pooled,proto3" json:"pooled,omitempty"`
-	PoolCapacity  uint32          `protobuf:"varint,12,opt,name=pool_capacity,json=poolCapacity,proto3" json:"pool_capacity,omitempty"`
-	Endpoints     []*EndpointView `protobuf:"bytes,13,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	Pooled       uint32          `protobuf:"varint,11,opt,name=pooled,proto3" json:"pooled,omitempty"`
+	PoolCapacity uint32          `protobuf:"varint,12,opt,name=pool_capacity,json=poolCapacity,proto3" json:"pool_capacity,omitempty"`
+	Endpoints    []*EndpointView `protobuf:"bytes,13,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
+	// Free slots of replicas that the rule knows of (join_idle_queue). Absent where it does not go by them.
+	IdleSlots     *uint32 `protobuf:"varint,14,opt,name=idle_slots,json=idleSlots,proto3,oneof" json:"idle_slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -580,6 +582,13 @@ func (x *OutboundView) GetEndpoints() []*EndpointView {
 	return nil
 }
 
+func (x *OutboundView) GetIdleSlots() uint32 {
+	if x != nil && x.IdleSlots != nil {
+		return *x.IdleSlots
+	}
+	return 0
+}
+
 // EndpointView is a replica as one caller's balancer sees it.
 type EndpointView struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -596,8 +605,12 @@ type EndpointView struct {
 	Errors  uint64 `protobuf:"varint,8,opt,name=errors,proto3" json:"errors,omitempty"`
 	// Requests of this caller in flight.
 	OwnRif int32 `protobuf:"varint,9,opt,name=own_rif,json=ownRif,proto3" json:"own_rif,omitempty"`
-	// The freshest probe, if one is in a pool.
-	Probe         *ProbeView `protobuf:"bytes,10,opt,name=probe,proto3" json:"probe,omitempty"`
+	// The freshest probe that the rule has.
+	Probe *ProbeView `protobuf:"bytes,10,opt,name=probe,proto3" json:"probe,omitempty"`
+	// The replica's weight as a multiple of the mean (weighted_round_robin). Absent where the rule has none.
+	Weight *float64 `protobuf:"fixed64,11,opt,name=weight,proto3,oneof" json:"weight,omitempty"`
+	// What the rule reckons one more request costs there (peak_ewma).
+	Cost          *durationpb.Duration `protobuf:"bytes,12,opt,name=cost,proto3" json:"cost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -702,13 +715,27 @@ func (x *EndpointView) GetProbe() *ProbeView {
 	return nil
 }
 
+func (x *EndpointView) GetWeight() float64 {
+	if x != nil && x.Weight != nil {
+		return *x.Weight
+	}
+	return 0
+}
+
+func (x *EndpointView) GetCost() *durationpb.Duration {
+	if x != nil {
+		return x.Cost
+	}
+	return nil
+}
+
 type ProbeView struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Rif   int32                  `protobuf:"varint,1,opt,name=rif,proto3" json:"rif,omitempty"`
 	// Absent if the replica knows no latency yet.
 	Latency *durationpb.Duration `protobuf:"bytes,2,opt,name=latency,proto3" json:"latency,omitempty"`
 	Age     *durationpb.Duration `protobuf:"bytes,3,opt,name=age,proto3" json:"age,omitempty"`
-	// Whether the rule would call the replica hot.
+	// Whether the rule (prequal) would call the replica hot.
 	Hot           bool `protobuf:"varint,4,opt,name=hot,proto3" json:"hot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -784,7 +811,10 @@ type InboundView struct {
 	Requests uint64               `protobuf:"varint,5,opt,name=requests,proto3" json:"requests,omitempty"`
 	Errors   uint64               `protobuf:"varint,6,opt,name=errors,proto3" json:"errors,omitempty"`
 	// What the last failed health check said; empty if the last one passed.
-	CheckError    string `protobuf:"bytes,7,opt,name=check_error,json=checkError,proto3" json:"check_error,omitempty"`
+	CheckError string `protobuf:"bytes,7,opt,name=check_error,json=checkError,proto3" json:"check_error,omitempty"`
+	// Requests that the replica serves at once, those that it has by its own agent's count, and those that wait in line for
+	// it. Absent unless the policy's balancer goes by slots.
+	Slots         *SlotsView `protobuf:"bytes,8,opt,name=slots,proto3" json:"slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -868,6 +898,73 @@ func (x *InboundView) GetCheckError() string {
 	return ""
 }
 
+func (x *InboundView) GetSlots() *SlotsView {
+	if x != nil {
+		return x.Slots
+	}
+	return nil
+}
+
+type SlotsView struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slots         uint32                 `protobuf:"varint,1,opt,name=slots,proto3" json:"slots,omitempty"`
+	InUse         uint32                 `protobuf:"varint,2,opt,name=in_use,json=inUse,proto3" json:"in_use,omitempty"`
+	Waiting       uint32                 `protobuf:"varint,3,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlotsView) Reset() {
+	*x = SlotsView{}
+	mi := &file_mesh_v1_peer_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlotsView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlotsView) ProtoMessage() {}
+
+func (x *SlotsView) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_peer_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlotsView.ProtoReflect.Descriptor instead.
+func (*SlotsView) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_peer_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *SlotsView) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
+}
+
+func (x *SlotsView) GetInUse() uint32 {
+	if x != nil {
+		return x.InUse
+	}
+	return 0
+}
+
+func (x *SlotsView) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
 var File_mesh_v1_peer_proto protoreflect.FileDescriptor
 
 const file_mesh_v1_peer_proto_rawDesc = "" +
@@ -894,7 +991,7 @@ const file_mesh_v1_peer_proto_rawDesc = "" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x124\n" +
 	"\astarted\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12:\n" +
 	"\boutbound\x18\x04 \x03(\v2\x1e.headroom.mesh.v1.OutboundViewR\boutbound\x127\n" +
-	"\ainbound\x18\x05 \x03(\v2\x1d.headroom.mesh.v1.InboundViewR\ainbound\"\xd4\x03\n" +
+	"\ainbound\x18\x05 \x03(\v2\x1d.headroom.mesh.v1.InboundViewR\ainbound\"\x87\x04\n" +
 	"\fOutboundView\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x1a\n" +
 	"\bbalancer\x18\x02 \x01(\tR\bbalancer\x12'\n" +
@@ -909,8 +1006,11 @@ const file_mesh_v1_peer_proto_rawDesc = "" +
 	" \x01(\x05H\x00R\fhotThreshold\x88\x01\x01\x12\x16\n" +
 	"\x06pooled\x18\v \x01(\rR\x06pooled\x12#\n" +
 	"\rpool_capacity\x18\f \x01(\rR\fpoolCapacity\x12<\n" +
-	"\tendpoints\x18\r \x03(\v2\x1e.headroom.mesh.v1.EndpointViewR\tendpointsB\x10\n" +
-	"\x0e_hot_threshold\"\xb2\x02\n" +
+	"\tendpoints\x18\r \x03(\v2\x1e.headroom.mesh.v1.EndpointViewR\tendpoints\x12\"\n" +
+	"\n" +
+	"idle_slots\x18\x0e \x01(\rH\x01R\tidleSlots\x88\x01\x01B\x10\n" +
+	"\x0e_hot_thresholdB\r\n" +
+	"\v_idle_slots\"\x89\x03\n" +
 	"\fEndpointView\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n" +
@@ -922,12 +1022,15 @@ const file_mesh_v1_peer_proto_rawDesc = "" +
 	"\x06errors\x18\b \x01(\x04R\x06errors\x12\x17\n" +
 	"\aown_rif\x18\t \x01(\x05R\x06ownRif\x121\n" +
 	"\x05probe\x18\n" +
-	" \x01(\v2\x1b.headroom.mesh.v1.ProbeViewR\x05probe\"\x91\x01\n" +
+	" \x01(\v2\x1b.headroom.mesh.v1.ProbeViewR\x05probe\x12\x1b\n" +
+	"\x06weight\x18\v \x01(\x01H\x00R\x06weight\x88\x01\x01\x12-\n" +
+	"\x04cost\x18\f \x01(\v2\x19.google.protobuf.DurationR\x04costB\t\n" +
+	"\a_weight\"\x91\x01\n" +
 	"\tProbeView\x12\x10\n" +
 	"\x03rif\x18\x01 \x01(\x05R\x03rif\x123\n" +
 	"\alatency\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\alatency\x12+\n" +
 	"\x03age\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03age\x12\x10\n" +
-	"\x03hot\x18\x04 \x01(\bR\x03hot\"\xf7\x01\n" +
+	"\x03hot\x18\x04 \x01(\bR\x03hot\"\xaa\x02\n" +
 	"\vInboundView\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12<\n" +
 	"\x05state\x18\x02 \x01(\x0e2&.headroom.mesh.v1.EndpointRecord.StateR\x05state\x12\x10\n" +
@@ -936,7 +1039,12 @@ const file_mesh_v1_peer_proto_rawDesc = "" +
 	"\brequests\x18\x05 \x01(\x04R\brequests\x12\x16\n" +
 	"\x06errors\x18\x06 \x01(\x04R\x06errors\x12\x1f\n" +
 	"\vcheck_error\x18\a \x01(\tR\n" +
-	"checkError2\xbb\x02\n" +
+	"checkError\x121\n" +
+	"\x05slots\x18\b \x01(\v2\x1b.headroom.mesh.v1.SlotsViewR\x05slots\"R\n" +
+	"\tSlotsView\x12\x14\n" +
+	"\x05slots\x18\x01 \x01(\rR\x05slots\x12\x15\n" +
+	"\x06in_use\x18\x02 \x01(\rR\x05inUse\x12\x18\n" +
+	"\awaiting\x18\x03 \x01(\rR\awaiting2\xbb\x02\n" +
 	"\x04Peer\x12K\n" +
 	"\x06Status\x12\x1f.headroom.mesh.v1.StatusRequest\x1a .headroom.mesh.v1.StatusResponse\x12J\n" +
 	"\aObserve\x12 .headroom.mesh.v1.ObserveRequest\x1a\x1d.headroom.mesh.v1.Observation\x12F\n" +
@@ -956,7 +1064,7 @@ func file_mesh_v1_peer_proto_rawDescGZIP() []byte {
 	return file_mesh_v1_peer_proto_rawDescData
 }
 
-var file_mesh_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_mesh_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_mesh_v1_peer_proto_goTypes = []any{
 	(*ReserveRequest)(nil),        // 0: headroom.mesh.v1.ReserveRequest
 	(*Grant)(nil),                 // 1: headroom.mesh.v1.Grant
@@ -970,35 +1078,38 @@ var file_mesh_v1_peer_proto_goTypes = []any{
 	(*EndpointView)(nil),          // 9: headroom.mesh.v1.EndpointView
 	(*ProbeView)(nil),             // 10: headroom.mesh.v1.ProbeView
 	(*InboundView)(nil),           // 11: headroom.mesh.v1.InboundView
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
-	(EndpointRecord_State)(0),     // 13: headroom.mesh.v1.EndpointRecord.State
-	(*durationpb.Duration)(nil),   // 14: google.protobuf.Duration
+	(*SlotsView)(nil),             // 12: headroom.mesh.v1.SlotsView
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(EndpointRecord_State)(0),     // 14: headroom.mesh.v1.EndpointRecord.State
+	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
 }
 var file_mesh_v1_peer_proto_depIdxs = []int32{
-	12, // 0: headroom.mesh.v1.Observation.time:type_name -> google.protobuf.Timestamp
-	12, // 1: headroom.mesh.v1.Observation.started:type_name -> google.protobuf.Timestamp
+	13, // 0: headroom.mesh.v1.Observation.time:type_name -> google.protobuf.Timestamp
+	13, // 1: headroom.mesh.v1.Observation.started:type_name -> google.protobuf.Timestamp
 	8,  // 2: headroom.mesh.v1.Observation.outbound:type_name -> headroom.mesh.v1.OutboundView
 	11, // 3: headroom.mesh.v1.Observation.inbound:type_name -> headroom.mesh.v1.InboundView
 	9,  // 4: headroom.mesh.v1.OutboundView.endpoints:type_name -> headroom.mesh.v1.EndpointView
-	13, // 5: headroom.mesh.v1.EndpointView.state:type_name -> headroom.mesh.v1.EndpointRecord.State
+	14, // 5: headroom.mesh.v1.EndpointView.state:type_name -> headroom.mesh.v1.EndpointRecord.State
 	10, // 6: headroom.mesh.v1.EndpointView.probe:type_name -> headroom.mesh.v1.ProbeView
-	14, // 7: headroom.mesh.v1.ProbeView.latency:type_name -> google.protobuf.Duration
-	14, // 8: headroom.mesh.v1.ProbeView.age:type_name -> google.protobuf.Duration
-	13, // 9: headroom.mesh.v1.InboundView.state:type_name -> headroom.mesh.v1.EndpointRecord.State
-	14, // 10: headroom.mesh.v1.InboundView.latency:type_name -> google.protobuf.Duration
-	4,  // 11: headroom.mesh.v1.Peer.Status:input_type -> headroom.mesh.v1.StatusRequest
-	6,  // 12: headroom.mesh.v1.Peer.Observe:input_type -> headroom.mesh.v1.ObserveRequest
-	0,  // 13: headroom.mesh.v1.Peer.Reserve:input_type -> headroom.mesh.v1.ReserveRequest
-	2,  // 14: headroom.mesh.v1.Peer.ListenIdle:input_type -> headroom.mesh.v1.ListenIdleRequest
-	5,  // 15: headroom.mesh.v1.Peer.Status:output_type -> headroom.mesh.v1.StatusResponse
-	7,  // 16: headroom.mesh.v1.Peer.Observe:output_type -> headroom.mesh.v1.Observation
-	1,  // 17: headroom.mesh.v1.Peer.Reserve:output_type -> headroom.mesh.v1.Grant
-	3,  // 18: headroom.mesh.v1.Peer.ListenIdle:output_type -> headroom.mesh.v1.IdleReplica
-	15, // [15:19] is the sub-list for method output_type
-	11, // [11:15] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	15, // 7: headroom.mesh.v1.EndpointView.cost:type_name -> google.protobuf.Duration
+	15, // 8: headroom.mesh.v1.ProbeView.latency:type_name -> google.protobuf.Duration
+	15, // 9: headroom.mesh.v1.ProbeView.age:type_name -> google.protobuf.Duration
+	14, // 10: headroom.mesh.v1.InboundView.state:type_name -> headroom.mesh.v1.EndpointRecord.State
+	15, // 11: headroom.mesh.v1.InboundView.latency:type_name -> google.protobuf.Duration
+	12, // 12: headroom.mesh.v1.InboundView.slots:type_name -> headroom.mesh.v1.SlotsView
+	4,  // 13: headroom.mesh.v1.Peer.Status:input_type -> headroom.mesh.v1.StatusRequest
+	6,  // 14: headroom.mesh.v1.Peer.Observe:input_type -> headroom.mesh.v1.ObserveRequest
+	0,  // 15: headroom.mesh.v1.Peer.Reserve:input_type -> headroom.mesh.v1.ReserveRequest
+	2,  // 16: headroom.mesh.v1.Peer.ListenIdle:input_type -> headroom.mesh.v1.ListenIdleRequest
+	5,  // 17: headroom.mesh.v1.Peer.Status:output_type -> headroom.mesh.v1.StatusResponse
+	7,  // 18: headroom.mesh.v1.Peer.Observe:output_type -> headroom.mesh.v1.Observation
+	1,  // 19: headroom.mesh.v1.Peer.Reserve:output_type -> headroom.mesh.v1.Grant
+	3,  // 20: headroom.mesh.v1.Peer.ListenIdle:output_type -> headroom.mesh.v1.IdleReplica
+	17, // [17:21] is the sub-list for method output_type
+	13, // [13:17] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_mesh_v1_peer_proto_init() }
@@ -1008,13 +1119,14 @@ func file_mesh_v1_peer_proto_init() {
 	}
 	file_mesh_v1_service_proto_init()
 	file_mesh_v1_peer_proto_msgTypes[8].OneofWrappers = []any{}
+	file_mesh_v1_peer_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mesh_v1_peer_proto_rawDesc), len(file_mesh_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
