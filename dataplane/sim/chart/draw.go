@@ -35,18 +35,23 @@ func (p *picture) addSweep(rows []scenario.Row, points []string, styles map[stri
 	x := positions(points)
 	var panels []*plot.Plot
 	for _, q := range quantiles() {
-		panels = append(panels, sweepPanel(q.name+", ms", rows, points, x, styles, q.of))
+		panel := sweepPanel(q.name+", ms", rows, points, x, styles, q.of)
+		panel.Add(limit{at: rows[0].TimeoutMS})
+		panels = append(panels, panel)
 	}
-	errors := func(r scenario.Row) float64 { return 100 * r.ErrorRate }
 	if anyErrors(rows) {
-		panels = append(panels, sweepPanel("errors, %", rows, points, x, styles, errors))
-		panels = append(panels, sweepPanel("RIF of replicas, p99", rows, points, x, styles, func(r scenario.Row) float64 { return r.RIFP99 }))
+		panels = append(panels, sweepPanel("errors, %", rows, points, x, styles, errorPercent))
+		panels = append(panels, sweepPanel("RIF of replicas, p99", rows, points, x, styles, rifP99))
 	}
 	for pair := range slices.Chunk(panels, 2) {
 		p.add(panelHeight, pair...)
 	}
 	p.addRules(rows, styles)
 }
+
+func errorPercent(r scenario.Row) float64 { return 100 * r.ErrorRate }
+
+func rifP99(r scenario.Row) float64 { return r.RIFP99 }
 
 func anyErrors(rows []scenario.Row) bool {
 	return slices.ContainsFunc(rows, func(r scenario.Row) bool { return r.ErrorRate > 0 })
@@ -82,9 +87,6 @@ func sweepPanel(title string, rows []scenario.Row, points []string, x []float64,
 	}
 	fit(&panel.Y, numbers)
 	panel.Add(grid{})
-	if timeout := rows[0].TimeoutMS; timeout > 0 && title != "errors, %" {
-		panel.Add(limit{at: timeout})
-	}
 	for _, rule := range backwards(rulesOf(rows)) {
 		l := lines{style: styles[rule], marks: true}
 		for _, r := range rows {
@@ -128,15 +130,11 @@ func (p *picture) addList(rows []scenario.Row, styles map[string]style) {
 	}
 	fit(&panel.X, numbers)
 	nominal(panel, rows)
-	panel.Add(grid{vertical: true})
-	if timeout := rows[0].TimeoutMS; timeout > 0 {
-		panel.Add(limit{at: timeout, vertical: true})
-	}
-	panel.Add(dots{rows, styles})
+	panel.Add(grid{vertical: true}, limit{at: rows[0].TimeoutMS, vertical: true}, dots{rows, styles})
 	height := 0.9*vg.Inch + vg.Length(len(rows))*rowHeight
-	beside := barPanel("errors, %", " %", rows, styles, func(r scenario.Row) float64 { return 100 * r.ErrorRate })
+	beside := barPanel("errors, %", " %", rows, styles, errorPercent)
 	if !anyErrors(rows) {
-		beside = barPanel("RIF of replicas, p99", "", rows, styles, func(r scenario.Row) float64 { return r.RIFP99 })
+		beside = barPanel("RIF of replicas, p99", "", rows, styles, rifP99)
 	}
 	p.add(height, panel, beside)
 	for _, q := range quantiles() {

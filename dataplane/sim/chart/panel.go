@@ -25,8 +25,8 @@ func newPanel(title, x string) *plot.Plot {
 	return p
 }
 
-// fit gives an axis the bounds and ticks that its numbers need. If they differ by more than a factor of 8, so that small
-// ones would be lost below the large ones, it is logarithmic.
+// fit gives an axis the bounds and ticks that its numbers need. If they differ by more than a factor of 5, so that small
+// ones would be lost below the large ones, it is logarithmic, over six powers of ten at most.
 func fit(axis *plot.Axis, numbers []float64) {
 	least, most := math.Inf(1), 0.0
 	for _, x := range numbers {
@@ -34,9 +34,9 @@ func fit(axis *plot.Axis, numbers []float64) {
 			least, most = min(least, x), max(most, x)
 		}
 	}
-	if most > 8*least {
+	if most > 5*least {
 		axis.Scale = plot.LogScale{}
-		axis.Min, axis.Max = least/1.3, most*1.3
+		axis.Min, axis.Max = max(least, most/1e6)/1.3, most*1.3
 		axis.Tick.Marker = plot.TickerFunc(logTicks)
 		return
 	}
@@ -126,7 +126,7 @@ func (g grid) Plot(c draw.Canvas, p *plot.Plot) {
 	}
 }
 
-// limit is a line across the panel at the time limit.
+// limit is a line across the panel at the time limit, if there is one and the panel reaches up to it.
 type limit struct {
 	at       float64
 	vertical bool
@@ -137,6 +137,7 @@ func (l limit) Plot(c draw.Canvas, p *plot.Plot) {
 	dotted := draw.LineStyle{Color: ink, Width: 0.8, Dashes: []vg.Length{1, 2}}
 	note := text(8, draw.XRight, draw.YBottom)
 	switch {
+	case l.at == 0:
 	case l.vertical && l.at <= p.X.Max:
 		c.StrokeLine2(dotted, x(l.at), c.Min.Y, x(l.at), c.Max.Y)
 		c.FillText(note, vg.Point{X: x(l.at) - 2, Y: c.Min.Y + 2}, "time limit")
