@@ -27,7 +27,8 @@ with --once, two samples are taken one second apart and shown once.
 
 Columns: REQ/S and ERR/S count all callers; SHARE is the part of all picks; RIF (requests in flight) and LATENCY are those
 that the replica's own agent counts; HEAT (hot or cold) and PROBED (the age of the freshest probe) are those of the balancer
-that the second line of the heading names.`,
+that the second line of the heading names. Where the balancer goes by them there are also WEIGHT (a multiple of the mean),
+COST (of one more request) and SLOTS (in use, of how many, and how many requests wait in line).`,
 		Args: optionalServiceArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			t := &topper{service: firstOf(args), agent: a.agent}

@@ -18,6 +18,7 @@ import (
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
 )
@@ -188,6 +189,55 @@ func TestLayoutFitsTheWidth(t *testing.T) {
 		}
 		wantFitting(t, out.String(), width)
 		golden(t, fmt.Sprintf("text%d", width), out.String())
+	}
+}
+
+// TestFiguresOfOtherRules has those columns only where the rule goes by them.
+func TestFiguresOfOtherRules(t *testing.T) {
+	tests := []struct {
+		name   string
+		change func(now *meshv1.TopResponse)
+		want   []string
+	}{
+		{"weights", func(now *meshv1.TopResponse) {
+			now.Agents[0].Outbound[0].Endpoints[0].Weight = proto.Float64(1.5)
+		}, []string{"WEIGHT", "×1.50"}},
+		{"costs", func(now *meshv1.TopResponse) {
+			now.Agents[0].Outbound[0].Endpoints[0].Cost = durationpb.New(42 * time.Millisecond)
+		}, []string{"COST", " 42ms"}},
+		{"lines", func(now *meshv1.TopResponse) {
+			now.Agents[0].Inbound[0].Slots = &meshv1.SlotsView{Slots: 4, InUse: 3}
+			now.Agents[1].Inbound[0].Slots = &meshv1.SlotsView{Slots: 1, InUse: 1, Waiting: 7}
+		}, []string{"SLOTS", " 3/4 ", " 1/1 +7 "}},
+		{"idle slots", func(now *meshv1.TopResponse) {
+			now.Agents[0].Outbound[0].IdleSlots = proto.Uint32(0)
+		}, []string{"0 idle slots known"}},
+	}
+	var plain bytes.Buffer
+	if err := writeTopText(&plain, merge(sample(10), sample(11)), sheet{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range tests {
+		now := sample(11)
+		tt.change(now)
+		var out bytes.Buffer
+		if err := writeTopText(&out, merge(sample(10), now), sheet{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(out.String(), want) || strings.Contains(plain.String(), want) {
+				t.Errorf("%s: want %q in this, and nowhere else:\n%s", tt.name, want, out.String())
+			}
+		}
+	}
+}
+
+// TestOnlyPrequalKnowsHotAndCold keeps the age of other rules' probes.
+func TestOnlyPrequalKnowsHotAndCold(t *testing.T) {
+	now := sample(11)
+	now.Agents[0].Outbound[0].Balancer = "yarp_p2c"
+	if r := find(t, merge(sample(10), now), second); r.Hot != nil || r.ProbeAge == nil {
+		t.Errorf("hot %v, probed %v", r.Hot, r.ProbeAge)
 	}
 }
 

@@ -41,25 +41,39 @@ type seenView struct {
 	HotThreshold *int32  `json:"hotThreshold"`
 	Pooled       uint32  `json:"pooled"`
 	PoolCapacity uint32  `json:"poolCapacity"`
+	IdleSlots    *uint32 `json:"idleSlots"` // known to be free; absent unless the rule goes by them
 	RetryBalance float64 `json:"retryBalance"`
 }
 
 type replicaView struct {
-	ID         string   `json:"id"`
-	Node       string   `json:"node"`
-	Zone       string   `json:"zone"`
-	Address    string   `json:"address"`
-	State      string   `json:"state"`
-	Avoided    string   `json:"avoided"`   // why callers leave it out, if any does
-	AvoidedBy  []string `json:"avoidedBy"` // the nodes of those callers
-	Requests   float64  `json:"requestsPerSecond"`
-	Errors     float64  `json:"errorsPerSecond"`
-	Share      *float64 `json:"share"`          // of the picks of all callers; absent without picks
-	RIF        *int32   `json:"rif"`            // as its own agent counts it; absent if that gave no answer
-	Latency    *float64 `json:"latencySeconds"` // as its own agent estimates it; absent if unknown
-	Hot        *bool    `json:"hot"`            // as the balancer in seen has it; absent without a probe
-	ProbeAge   *float64 `json:"probeAgeSeconds"`
-	CheckError string   `json:"checkError"`
+	ID        string   `json:"id"`
+	Node      string   `json:"node"`
+	Zone      string   `json:"zone"`
+	Address   string   `json:"address"`
+	State     string   `json:"state"`
+	Avoided   string   `json:"avoided"`   // why callers leave it out, if any does
+	AvoidedBy []string `json:"avoidedBy"` // the nodes of those callers
+	Requests  float64  `json:"requestsPerSecond"`
+	Errors    float64  `json:"errorsPerSecond"`
+	Share     *float64 `json:"share"`          // of the picks of all callers; absent without picks
+	RIF       *int32   `json:"rif"`            // as its own agent counts it; absent if that gave no answer
+	Latency   *float64 `json:"latencySeconds"` // as its own agent estimates it; absent if unknown
+	Hot       *bool    `json:"hot"`            // as the balancer in seen has it; absent without a probe
+	ProbeAge  *float64 `json:"probeAgeSeconds"`
+	// Weight is a multiple of the mean, and Cost what one more request costs, as the balancer in seen has it; absent
+	// unless the rule goes by it.
+	Weight *float64 `json:"weight"`
+	Cost   *float64 `json:"costSeconds"`
+	// Slots is absent unless the rule goes by slots.
+	Slots      *slotsView `json:"slots"`
+	CheckError string     `json:"checkError"`
+}
+
+// slotsView is the line for a replica, as its own agent sees it.
+type slotsView struct {
+	Slots   uint32 `json:"slots"`
+	InUse   uint32 `json:"inUse"`
+	Waiting uint32 `json:"waiting"`
 }
 
 // merge computes the view from two successive samples; before is nil if there is but one.
@@ -189,7 +203,10 @@ func (m *merger) observe(agent *meshv1.Observation) {
 			m.probes[o.Service] += b.rate(b.outbound[o.Service].GetProbes(), o.Probes)
 		}
 		for _, e := range o.Endpoints {
-			m.outbound(agent.Node, e, first)
+			m.outbound(agent.Node, e)
+			if first {
+				m.replica(e.Id).judged(o.Balancer, e)
+			}
 			if known {
 				m.count(b, b.picks[e.Id], e)
 			}
@@ -202,7 +219,7 @@ func (m *merger) observe(agent *meshv1.Observation) {
 
 func seen(node string, o *meshv1.OutboundView) *seenView {
 	return &seenView{By: node, Balancer: o.Balancer, HotThreshold: o.HotThreshold, Pooled: o.Pooled,
-		PoolCapacity: o.PoolCapacity, RetryBalance: o.RetryBalance}
+		PoolCapacity: o.PoolCapacity, IdleSlots: o.IdleSlots, RetryBalance: o.RetryBalance}
 }
 
 func (m *merger) service(name string) *serviceView {
@@ -225,8 +242,8 @@ func (m *merger) replica(id string) *replicaView {
 	return m.replicas[id]
 }
 
-// outbound adds what one caller says of a replica. Only the balancer that is shown tells of hot and cold.
-func (m *merger) outbound(caller string, e *meshv1.EndpointView, shown bool) {
+// outbound adds what one caller says of a replica.
+func (m *merger) outbound(caller string, e *meshv1.EndpointView) {
 	r := m.replica(e.Id)
 	r.Node, r.Zone, r.Address = e.Node, cmp.Or(r.Zone, e.Zone), e.Address
 	r.State = cmp.Or(r.State, stateWord(e.State))
@@ -234,9 +251,19 @@ func (m *merger) outbound(caller string, e *meshv1.EndpointView, shown bool) {
 		r.Avoided = cmp.Or(r.Avoided, e.Avoided)
 		r.AvoidedBy = append(r.AvoidedBy, caller)
 	}
-	if shown && e.Probe != nil {
-		age := e.Probe.Age.AsDuration().Seconds()
-		r.Hot, r.ProbeAge = &e.Probe.Hot, &age
+}
+
+// judged adds what the balancer that is shown makes of the replica.
+func (r *replicaView) judged(balancer string, e *meshv1.EndpointView) {
+	if e.Probe != nil {
+		r.ProbeAge = new(e.Probe.Age.AsDuration().Seconds())
+		if balancer == "prequal" {
+			r.Hot = &e.Probe.Hot
+		}
+	}
+	r.Weight = e.Weight
+	if e.Cost != nil {
+		r.Cost = new(e.Cost.AsDuration().Seconds())
 	}
 }
 
@@ -258,6 +285,9 @@ func (m *merger) inbound(node string, i *meshv1.InboundView) {
 		r.State = stateWord(i.State)
 	}
 	r.RIF, r.CheckError = &i.Rif, i.CheckError
+	if s := i.Slots; s != nil {
+		r.Slots = &slotsView{s.Slots, s.InUse, s.Waiting}
+	}
 	if i.Latency != nil {
 		seconds := i.Latency.AsDuration().Seconds()
 		r.Latency = &seconds

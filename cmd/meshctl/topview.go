@@ -46,6 +46,7 @@ type column struct {
 	// keep tells which columns stay when there is little room: the higher, the longer.
 	keep  int
 	right bool // align right
+	rare  bool // shown only if there is something in it
 	cell  func(replicaView) string
 	style func(replicaView, styles) lipgloss.Style
 }
@@ -54,13 +55,16 @@ func columns() []column {
 	return []column{
 		{title: "ADDRESS", keep: 11, cell: func(r replicaView) string { return r.Address }},
 		{title: "NODE", keep: 3, cell: func(r replicaView) string { return r.Node }},
-		{title: "ZONE", keep: 1, cell: func(r replicaView) string { return r.Zone }},
+		{title: "ZONE", keep: 1, rare: true, cell: func(r replicaView) string { return r.Zone }},
 		{title: "STATE", keep: 5, cell: state, style: stateStyle},
 		{title: "REQ/S", keep: 9, right: true, cell: func(r replicaView) string { return rate(r.Requests) }},
 		{title: "ERR/S", keep: 4, right: true, cell: func(r replicaView) string { return rate(r.Errors) }, style: errorStyle},
 		{title: "SHARE", keep: 6, right: true, cell: func(r replicaView) string { return orNone(r.Share, percent) }},
 		{title: "RIF", keep: 10, right: true, cell: func(r replicaView) string { return orNone(r.RIF, count32) }},
 		{title: "LATENCY", keep: 8, right: true, cell: func(r replicaView) string { return orNone(r.Latency, seconds) }},
+		{title: "WEIGHT", keep: 7, right: true, rare: true, cell: func(r replicaView) string { return orNone(r.Weight, weight) }},
+		{title: "COST", keep: 7, right: true, rare: true, cell: func(r replicaView) string { return orNone(r.Cost, seconds) }},
+		{title: "SLOTS", keep: 7, right: true, rare: true, cell: func(r replicaView) string { return orNone(r.Slots, slots) }},
 		{title: "HEAT", keep: 7, cell: func(r replicaView) string { return orNone(r.Hot, heat) }, style: hotStyle},
 		{title: "PROBED", keep: 2, right: true, cell: func(r replicaView) string { return orNone(r.ProbeAge, seconds) }},
 	}
@@ -81,6 +85,17 @@ func stateStyle(r replicaView, s styles) lipgloss.Style {
 		return s.warn
 	}
 	return lipgloss.Style{}
+}
+
+func weight(w float64) string { return fmt.Sprintf("×%.2f", w) }
+
+// slots shows those in use, of how many, and who waits.
+func slots(s slotsView) string {
+	text := fmt.Sprintf("%d/%d", s.InUse, s.Slots)
+	if s.Waiting > 0 {
+		text += fmt.Sprintf(" +%d", s.Waiting)
+	}
+	return text
 }
 
 func errorStyle(r replicaView, s styles) lipgloss.Style {
@@ -159,10 +174,9 @@ const gap = "  "
 
 // fitting drops columns until the rest has room.
 func (s sheet) fitting(replicas []replicaView) ([]column, []int) {
-	shown := columns()
-	if !slices.ContainsFunc(replicas, func(r replicaView) bool { return r.Zone != "" }) {
-		shown = slices.DeleteFunc(shown, func(c column) bool { return c.title == "ZONE" })
-	}
+	shown := slices.DeleteFunc(columns(), func(c column) bool {
+		return c.rare && !slices.ContainsFunc(replicas, func(r replicaView) bool { return c.cell(r) != "" })
+	})
 	for {
 		widths, total := s.widths(shown, replicas)
 		if s.width == 0 || total <= s.width || len(shown) == 1 {
@@ -274,6 +288,9 @@ func balancing(service serviceView) (segments []string) {
 	}
 	if b.PoolCapacity > 0 {
 		segments = append(segments, fmt.Sprintf("pool %d/%d", b.Pooled, b.PoolCapacity))
+	}
+	if b.IdleSlots != nil {
+		segments = append(segments, fmt.Sprintf("%d idle slots known", *b.IdleSlots))
 	}
 	if service.ProbesPerRequest != nil && *service.ProbesPerRequest > 0 {
 		segments = append(segments, fmt.Sprintf("%.1f probes/request", *service.ProbesPerRequest))
