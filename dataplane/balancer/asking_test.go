@@ -262,10 +262,16 @@ func TestIdleQueueAgreesWithModel(t *testing.T) {
 				}
 				fleet.Update(start, records, policy.Scope{})
 				b.Idle(start, 0, nil) // sees it
+				was := set
 				set = fleet.Set(start)
 				q.drop(func(id registry.EndpointID) bool {
 					return !slices.ContainsFunc(set.Endpoints, func(e *Endpoint) bool { return e.ID == id })
 				})
+				for _, e := range set.Endpoints {
+					if !was.has(e) && e.Picks() > 0 {
+						q.add(e.ID, int(set.seatsOf[e]))
+					}
+				}
 			},
 		})
 	})
