@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
 	"github.com/headroom-mesh/headroom/agent/gossip"
@@ -227,7 +228,8 @@ func (a *Admin) adminRPC() *grpc.Server {
 }
 
 func (a *Admin) peerRPC() *grpc.Server {
-	s := grpc.NewServer()
+	// An agent that has fallen silent must not hold slots of replicas here, nor be told which are idle.
+	s := grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Second, Timeout: time.Second}))
 	meshv1.RegisterPeerServer(s, &peerServer{Admin: a})
 	return s
 }
