@@ -17,7 +17,7 @@ import (
 // differ only in the circle.
 //
 // What is in flight is this agent's own requests, which it knows exactly, and those of others, which the replicas tell: a
-// replica's RIF in an answer to a probe or a report on a response, less this agent's own there at that moment. That counts
+// replica's RIF in an answer to a probe or a report on a response, less this agent's own there at that moment, smoothed. That counts
 // as long as it is fresh (Prequal.MaxAge); a replica of which nothing fresh is known is taken for an average one. The average
 // comes from probes to replicas chosen at random, as the homes of busy keys are no fair sample. Before there are enough
 // of these, only this agent's own requests count. c is Hash.LoadFactor, 1.25 by default; 0 stands for no bound: plain
