@@ -27,8 +27,8 @@ type inquiry struct {
 	ended   bool
 }
 
-// inquire returns the answers of targets, as soon as they are enough. It returns fewer, even none, if as many as would be
-// enough can't answer: then there is nothing to choose from. It fails only if ctx ends.
+// inquire returns the answers of targets, as soon as they are enough. A target that can't answer counts as if it had: what
+// there is to choose from is fewer then, and may be nothing. It fails only if ctx ends.
 func (o *Outbound) inquire(ctx context.Context, s *service, b *balancer.Balancer, req balancer.Request, targets []*balancer.Endpoint, enough int) ([]balancer.Answer, error) {
 	q := &inquiry{
 		service: s, balancer: b, targets: append([]*balancer.Endpoint(nil), targets...), enough: enough,
@@ -95,7 +95,7 @@ func (q *inquiry) note(a *balancer.Answer) {
 	default:
 		q.failed++
 	}
-	if len(q.answers) >= q.enough || q.failed >= q.enough || len(q.answers)+q.failed == len(q.targets) {
+	if len(q.answers)+q.failed >= q.enough {
 		q.endLocked()
 	}
 }
