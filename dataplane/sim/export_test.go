@@ -7,12 +7,12 @@ import (
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
 )
 
-// Leftovers plays c and then half a minute more, in which all that is under way must come to an end. It returns what did
+// Leftovers plays c and then ten seconds more, in which all that is under way must come to an end. It returns what did
 // not.
 func Leftovers(c Config) (left []string) {
 	s := newSimulation(c.withDefaults())
 	s.play()
-	for end := s.now + int64(30*time.Second); s.now < end; {
+	for end := s.now + int64(10*time.Second); s.now < end; {
 		e, _ := s.agenda.next()
 		s.now, s.clock = e.at, epoch(e.at)
 		s.handle(e)

@@ -168,7 +168,7 @@ func TestRestart(t *testing.T) {
 	c := testbed(0.5, policy.BalancerPrequal)
 	c.Policy.Prequal.IdleProbeInterval = 0
 	before := run(t, c)
-	for at := range 100 {
+	for at := range 40 {
 		c.Faults = append(c.Faults, sim.Fault{Kind: sim.Restart, At: 5*sec + time.Duration(at)*50*ms})
 	}
 	if after := run(t, c); after.Choices["fallback"] <= before.Choices["fallback"] {

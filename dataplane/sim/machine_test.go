@@ -42,7 +42,7 @@ func TestAntagonists(t *testing.T) {
 			Machines: Machines{Antagonists: Antagonists{
 				Light: Range{0.2, 0.6}, Heavy: Range{1, 1.4}, HeavyShare: 0.25, LightLasts: 3 * time.Second, HeavyLasts: time.Second, Stay: stay,
 			}},
-			Duration: 1000 * time.Second, SampleEvery: 100 * time.Millisecond,
+			Duration: 1000 * time.Second, SampleEvery: time.Second,
 		}
 		s := newSimulation(c.withDefaults())
 		s.begin()

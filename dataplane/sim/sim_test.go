@@ -54,27 +54,27 @@ func queue(g sim.Group, load float64, work sim.Work) sim.Config {
 		Replicas: []sim.Group{g},
 		Machines: sim.Machines{Cores: 1, Allocation: 1},
 		Network:  sim.Network{Delay: -1},
-		Warmup:   5 * sec,
-		Duration: 40 * sec,
+		Warmup:   2 * sec,
+		Duration: 15 * sec,
 	}
 }
 
 // One server, Poisson arrivals, exponential work: time in the system is exponential with mean 1/(μ-λ).
 func TestMM1(t *testing.T) {
 	t.Parallel()
-	r := run(t, queue(sim.Group{Serve: sim.Slots}, 0.8, exponential(10*ms)))
-	mean := 0.010 / (1 - 0.8)
+	r := run(t, queue(sim.Group{Serve: sim.Slots}, 0.6, exponential(10*ms)))
+	mean := 0.010 / (1 - 0.6)
 	near(t, "mean", r.Latency.Mean.Seconds(), mean, 0.05)
 	near(t, "p50", r.Latency.P50.Seconds(), mean*math.Log(2), 0.05)
 	near(t, "p99", r.Latency.P99.Seconds(), mean*math.Log(100), 0.08)
-	near(t, "RIF", r.RIF.Mean, 0.8/(1-0.8), 0.05)
-	near(t, "slots in use", r.Groups[0].CPU, 0.8, 0.01)
+	near(t, "RIF", r.RIF.Mean, 0.6/(1-0.6), 0.05)
+	near(t, "slots in use", r.Groups[0].CPU, 0.6, 0.02)
 }
 
 // Several servers, one line: Erlang's formula C says how many wait, and those wait for an exponential time.
 func TestMMk(t *testing.T) {
 	t.Parallel()
-	const k, load = 4, 0.85
+	const k, load = 4, 0.7
 	r := run(t, queue(sim.Group{Serve: sim.Slots, Slots: k}, load, exponential(40*ms)))
 	a, sum, term := k*load, 0.0, 1.0
 	for i := range k {
@@ -95,16 +95,16 @@ func TestMG1ProcessorSharing(t *testing.T) {
 		"lognormal":   {Distribution: sim.LogNormal, Mean: 10 * ms, Spread: 1},
 		"mixture":     {Mix: []sim.Class{{Share: 9, Work: exponential(5 * ms)}, {Share: 1, Work: exponential(55 * ms)}}},
 	} {
-		r := run(t, queue(sim.Group{}, 0.7, work))
-		near(t, name+": mean", r.Latency.Mean.Seconds(), 0.010/(1-0.7), 0.06)
-		near(t, name+": CPU", r.CPU.Mean, 0.7, 0.02)
+		r := run(t, queue(sim.Group{}, 0.6, work))
+		near(t, name+": mean", r.Latency.Mean.Seconds(), 0.010/(1-0.6), 0.11)
+		near(t, name+": CPU", r.CPU.Mean, 0.6, 0.02)
 	}
 }
 
 // First come, first served makes it depend on the variance too (Pollaczek and Khinchine).
 func TestMG1InOrder(t *testing.T) {
 	t.Parallel()
-	const load = 0.7
+	const load = 0.6
 	work := sim.Work{Mix: []sim.Class{{Share: 0.5, Work: sim.Work{Mean: 5 * ms}}, {Share: 0.5, Work: sim.Work{Mean: 15 * ms}}}}
 	r := run(t, queue(sim.Group{Serve: sim.Slots}, load, work))
 	square := (25e-6 + 225e-6) / 2
@@ -146,7 +146,7 @@ func testbed(load float64, rule policy.Balancer) sim.Config {
 
 // everything is a simulation in which everything happens.
 func everything(seed uint64, rule policy.Balancer) sim.Config {
-	c := testbed(0.8, rule)
+	c := testbed(0.4, rule)
 	c.Seed = seed
 	c.Policy.Timeout = 400 * ms
 	c.Load.Items, c.Load.Zipf, c.Load.CacheHit = 100, 1, 4
@@ -242,14 +242,11 @@ func TestEveryRequestEndsOnce(t *testing.T) {
 // Once all requests have ended, nothing is left of them anywhere.
 func TestNothingIsLeft(t *testing.T) {
 	t.Parallel()
-	for _, rule := range policy.Balancers() {
-		for _, finish := range []bool{false, true} {
-			c := everything(3, rule)
-			c.Duration = 2 * sec
-			c.Caller.FinishAbandoned = finish
-			if left := sim.Leftovers(c); left != nil {
-				t.Errorf("%s, replicas finish what is abandoned: %v: left %v", rule, finish, left)
-			}
+	for i, rule := range policy.Balancers() {
+		c := everything(3, rule)
+		c.Caller.FinishAbandoned = i%2 == 0
+		if left := sim.Leftovers(c); left != nil {
+			t.Errorf("%s, replicas finish what is abandoned: %v: left %v", rule, c.Caller.FinishAbandoned, left)
 		}
 	}
 }
@@ -265,10 +262,10 @@ func TestNothingIsAllocatedByRequests(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		return float64(after.Mallocs - before.Mallocs)
 	}
-	short, long := allocations(5*sec), allocations(10*sec)
-	requests := 5 * 0.8 * 20 * 6.4 / 0.0867
+	short, long := allocations(3*sec), allocations(6*sec)
+	requests := 3 * 0.8 * 20 * 6.4 / 0.0867
 	if got := (long - short) / requests; got > 0.1 {
-		t.Errorf("got %.2f allocations a request (%.0f in 5 seconds, %.0f in 10)", got, short, long)
+		t.Errorf("got %.2f allocations a request (%.0f in 3 seconds, %.0f in 6)", got, short, long)
 	}
 }
 
@@ -280,7 +277,7 @@ func TestClosedLoop(t *testing.T) {
 		Agents:   []sim.Agents{{Count: 3}},
 		Replicas: []sim.Group{{Count: 4, Serve: sim.Delay}},
 		Network:  sim.Network{Delay: 2 * ms},
-		Duration: 100 * sec,
+		Duration: 20 * sec,
 	})
 	near(t, "latency", r.Latency.Mean.Seconds(), 0.014, 0.01)
 	near(t, "throughput", r.Throughput, 30/(0.050+0.014), 0.02)
@@ -352,6 +349,7 @@ func TestOracle(t *testing.T) {
 		slow := g
 		slow.Speed, slow.Count = 0.25, 5
 		c := testbed(0.85, policy.BalancerPrequal)
+		c.Duration = 6 * sec
 		c.Replicas = []sim.Group{g, slow}
 		rule := run(t, c)
 		c.Oracle = true
