@@ -25,13 +25,6 @@ func replicas(n int) []registry.Endpoint {
 	return es
 }
 
-var everyBalancer = []policy.Balancer{
-	policy.BalancerPrequal, policy.BalancerRoundRobin, policy.BalancerRandom, policy.BalancerP2C,
-	policy.BalancerRingHash, policy.BalancerLeastLoaded,
-	policy.BalancerWeightedRoundRobin, policy.BalancerYARP, policy.BalancerLinear, policy.BalancerC3, policy.BalancerPeakEWMA,
-	policy.BalancerMaglev, policy.BalancerPrequalSync, policy.BalancerLateBinding, policy.BalancerJoinIdleQueue,
-}
-
 // warm returns a balancer over n replicas with full pools.
 func warm(rule policy.Balancer, n, shards int) (*Balancer, time.Time) {
 	now := time.Unix(1_000_000, 0)
@@ -51,10 +44,10 @@ func warm(rule policy.Balancer, n, shards int) (*Balancer, time.Time) {
 	return b, now
 }
 
-// BenchmarkPick places a request and ends it: what the balancer costs a request, but for probes. Run it with -cpu 1,2:
-// processors must not slow each other down.
+// BenchmarkPick places a request and ends it: what the balancer costs a request, apart from probes and questions to
+// replicas. Run it with -cpu 1,2: processors must not slow each other down.
 func BenchmarkPick(b *testing.B) {
-	for _, rule := range everyBalancer {
+	for _, rule := range policy.Balancers() {
 		b.Run(string(rule), func(b *testing.B) {
 			b.ReportAllocs()
 			balancer, now := warm(rule, 1000, 2)
@@ -64,26 +57,57 @@ func BenchmarkPick(b *testing.B) {
 				}
 			}
 			b.RunParallel(func(pb *testing.PB) {
-				key := rand.Uint64()
-				var probes [4]*Endpoint
+				c := caller{balancer: balancer, now: now, key: rand.Uint64()}
 				for pb.Next() {
-					key++
-					picked, err := balancer.Pick(now, Request{Key: mix(key), Keyed: rule == policy.BalancerRingHash || rule == policy.BalancerMaglev})
-					if err != nil {
+					if err := c.request(); err != nil {
 						b.Error(err)
 						return
-					}
-					picked.Done(now, Succeeded)
-					if key%3 == 0 {
-						// Keep the pool full, as answers to probes do.
-						for i, e := range picked.Due(probes[:0]) {
-							if i == 0 {
-								balancer.Probed(now, picked.Shard(), e, load.Report{RIF: int32(key % 5), Latency: time.Duration(key%64) * time.Millisecond, Known: true})
-							}
-						}
 					}
 				}
 			})
 		})
 	}
+}
+
+// caller is one of several at the same balancer.
+type caller struct {
+	balancer *Balancer
+	now      time.Time
+	key      uint64
+	targets  [16]*Endpoint
+	answers  [16]Answer
+}
+
+func (c *caller) request() error {
+	c.key++
+	picked, err := c.place(Request{Key: mix(c.key), Keyed: c.balancer.Policy.Balancer.NeedsKey()})
+	if err != nil {
+		return err
+	}
+	picked.Done(c.now, Succeeded)
+	if c.balancer.Policy.Balancer == policy.BalancerJoinIdleQueue {
+		c.balancer.Idled(c.now, picked.Endpoint)
+	}
+	if c.key%3 == 0 { // keep the pool full, as answers to probes do
+		if due := picked.Due(c.targets[:0]); len(due) > 0 {
+			c.balancer.Probed(c.now, picked.Shard(), due[0], c.report())
+		}
+	}
+	return nil
+}
+
+func (c *caller) place(req Request) (Picked, error) {
+	targets, enough, asks := c.balancer.Inquire(c.now, req, c.targets[:0])
+	if !asks {
+		return c.balancer.Pick(c.now, req)
+	}
+	answers := c.answers[:0]
+	for _, e := range targets[:enough] {
+		answers = append(answers, Answer{e, c.report()})
+	}
+	return c.balancer.Choose(c.now, req, answers)
+}
+
+func (c *caller) report() load.Report {
+	return load.Report{RIF: int32(c.key % 5), Latency: time.Duration(c.key%64) * time.Millisecond, Known: true}
 }

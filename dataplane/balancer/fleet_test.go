@@ -264,38 +264,6 @@ func TestAllAvoidedMeansAllAreUsed(t *testing.T) {
 	wantReady(t, "all are back", f, after(2*time.Second), records, 0, 1, 2)
 }
 
-// A balancer that had already placed requests follows the fleet too.
-func TestBalancersFollowTheFleet(t *testing.T) {
-	for _, rule := range everyBalancer {
-		b, es := balancerOf(rule, 4)
-		for i, e := range es {
-			b.Probed(start, 0, e, known(0, time.Duration(i+1)*time.Millisecond))
-		}
-		for range 20 {
-			pick(t, b, start).Done(start, Succeeded)
-		}
-		b.fleet.failed(start, es[0], true)
-		for i := range 50 {
-			picked, err := b.Pick(start, Request{Key: mix(uint64(i)), Keyed: true})
-			if err != nil || picked.Endpoint == es[0] {
-				t.Fatalf("%s: picked an ejected replica, or none: %v", rule, err)
-			}
-			picked.Done(start, Succeeded)
-		}
-		used := false
-		for i := range 200 {
-			picked, _ := b.Pick(after(time.Second), Request{Key: mix(uint64(i)), Keyed: true})
-			b.Probed(after(time.Second), 0, es[0], known(0, time.Microsecond))
-			picked.Responded(after(time.Second+40*time.Millisecond), nil)
-			picked.Done(after(time.Second+40*time.Millisecond), Succeeded)
-			used = used || picked.Endpoint == es[0]
-		}
-		if !used {
-			t.Errorf("%s: never came back to a replica whose ejection is over", rule)
-		}
-	}
-}
-
 // Whatever happens to a fleet, those in use are ready; some are in use if any is ready; and an agent's own experience
 // never takes out more than the whole.
 func TestFleetInvariants(t *testing.T) {

@@ -34,7 +34,8 @@ func newIdleQueue(p policy.Policy, rng *rand.Rand) *idleQueue {
 	return &idleQueue{slots: max(p.Slots, 1), rng: rng}
 }
 
-// Update keeps the tokens of the replicas that stay.
+// Update keeps the tokens of the replicas that stay. One that was left out for a while has lost its tokens here, and does
+// not know: it gets one, or it would have to wait until nobody else is idle. A new one speaks for itself.
 func (q *idleQueue) Update(now time.Time, set *Set) {
 	old := *q
 	q.set = set
@@ -43,6 +44,11 @@ func (q *idleQueue) Update(now time.Time, set *Set) {
 	q.first, q.n = 0, 0
 	for old.n > 0 {
 		if e := old.pop(); set.has(e) {
+			q.Idled(now, e)
+		}
+	}
+	for _, e := range set.Endpoints {
+		if old.set != nil && !old.set.has(e) && e.Picks() > 0 {
 			q.Idled(now, e)
 		}
 	}

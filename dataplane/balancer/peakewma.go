@@ -10,7 +10,7 @@ import (
 
 // peakEWMA picks, of two replicas chosen at random without replacement, the one with the lower
 //
-//	cost · (requests in flight + 1) / weight
+//	cost · (requests in flight / weight + 1)
 //
 // by what this agent sees alone. The cost follows the time until the head of a response: up at once, down slowly. After a
 // time Δt, a sample s makes it
@@ -71,11 +71,11 @@ const forgottenPenalty = math.MaxInt64 >> 16
 func (p *peakEWMA) load(now time.Time, s seat) float64 {
 	c := p.costs[s.Endpoint]
 	c.observe(now, 0, p.cfg.Decay)
-	inFlight := float64(s.RIF())
+	inFlight := float64(s.RIF()) / float64(s.of)
 	if c.nanoseconds < 1 && inFlight > 0 {
-		return (forgottenPenalty + inFlight) / float64(s.of)
+		return forgottenPenalty + inFlight
 	}
-	return c.nanoseconds * (inFlight + 1) / float64(s.of)
+	return c.nanoseconds * (inFlight + 1)
 }
 
 func (p *peakEWMA) Responded(now time.Time, e *Endpoint, took time.Duration) {

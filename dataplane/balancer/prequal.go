@@ -23,6 +23,9 @@ type prequalPicker struct {
 	score     prequal.Score[pooled]    // instead of the hot-cold rule; nil: that
 	estimates map[*Endpoint]*estimates // of the c3 rule
 
+	asked  seatMemory // seats whose replicas were probed
+	placed seatMemory // seats that got requests
+
 	lastPick  time.Time
 	lastProbe time.Time
 	_         apart
@@ -51,10 +54,14 @@ func (p *prequalPicker) Update(now time.Time, set *Set) {
 func (p *prequalPicker) Pick(now time.Time, _ Request) (*Endpoint, Class) {
 	p.lastPick = now
 	k, class, ok := p.pool.Select(now)
+	if ok {
+		p.placed.note(k.seat)
+	}
 	switch {
 	case !ok:
 		s := p.set.seats[p.rng.IntN(len(p.set.seats))]
 		p.pool.Charge(p.pooled(s))
+		p.placed.note(s)
 		return s.Endpoint, Fallback
 	case p.score != nil:
 		return k.Endpoint, Ruled
@@ -82,21 +89,34 @@ func (p *prequalPicker) Idle(now time.Time, dst []*Endpoint) []*Endpoint {
 	return p.sample(max(2, int(math.Ceil(p.cfg.ProbesPerRequest))), dst)
 }
 
-// sample appends n replicas, chosen uniformly at random without replacement (§4).
+// sample appends the replicas of n seats, chosen uniformly at random without replacement (§4).
 func (p *prequalPicker) sample(n int, dst []*Endpoint) []*Endpoint {
-	return p.set.sample(p.rng, n, dst)
+	var seats [mostSampled]seat
+	for _, s := range p.set.draw(p.rng, n, seats[:0]) {
+		dst = append(dst, s.Endpoint)
+		p.asked.note(s)
+	}
+	return dst
 }
 
-// The answer is for any of the replica's seats, each of which stands for an equal part of its load.
-
 func (p *prequalPicker) Probed(now time.Time, e *Endpoint, r load.Report) {
-	p.pool.Add(now, p.pooled(p.set.seatOf(p.rng, e)), r)
+	p.pool.Add(now, p.pooled(p.seatOf(&p.asked, e)), r)
 }
 
 func (p *prequalPicker) Reported(now time.Time, e *Endpoint, r load.Report) {
 	if p.set.has(e) {
-		p.pool.Refresh(now, p.pooled(p.set.seatOf(p.rng, e)), r)
+		p.pool.Refresh(now, p.pooled(p.seatOf(&p.placed, e)), r)
 	}
+}
+
+// seatOf returns the seat on account of which a replica tells its load, or any of its seats if that is not known any more.
+// Were it always any, the probes of one request would meet in one seat, and a request would go on to count against its seat
+// when it is done: in a small fleet, the shares would not be those of the weights.
+func (p *prequalPicker) seatOf(memory *seatMemory, e *Endpoint) seat {
+	if s, ok := memory.recall(e, p.set.seatsOf[e]); ok {
+		return s
+	}
+	return p.set.seatOf(p.rng, e)
 }
 
 func (p *prequalPicker) Forget(e *Endpoint) {

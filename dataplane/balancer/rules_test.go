@@ -48,17 +48,6 @@ func indexOf(es []*Endpoint, e *Endpoint) int {
 	return -1
 }
 
-func TestEveryRuleUsesTheOnlyReplica(t *testing.T) {
-	for _, rule := range everyBalancer {
-		b, es := balancerOf(rule, 1)
-		for _, keyed := range []bool{false, true, true, true} {
-			if picked, err := b.Pick(start, Request{Key: 7, Keyed: keyed}); err != nil || picked.Endpoint != es[0] {
-				t.Errorf("%s: got %v, %v; want the only replica", rule, picked.Endpoint, err)
-			}
-		}
-	}
-}
-
 func TestRoundRobinTakesTurns(t *testing.T) {
 	p := policy.Default()
 	p.Balancer = policy.BalancerRoundRobin

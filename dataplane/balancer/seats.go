@@ -73,15 +73,12 @@ func (s *Set) pair(rng *rand.Rand) (a, b seat) {
 // mostSampled bounds a sample.
 const mostSampled = 32
 
-// sample appends the replicas of n different seats, mostSampled at most, chosen uniformly at random without replacement.
-func (s *Set) sample(rng *rand.Rand, n int, dst []*Endpoint) []*Endpoint {
+// draw appends n different seats, mostSampled at most, chosen uniformly at random without replacement.
+func (s *Set) draw(rng *rand.Rand, n int, dst []seat) []seat {
 	total := len(s.seats)
 	n = min(n, total, mostSampled)
 	if n == total {
-		for _, seat := range s.seats {
-			dst = append(dst, seat.Endpoint)
-		}
-		return dst
+		return append(dst, s.seats...)
 	}
 	// Floyd's algorithm: for each j, a random one of the first j+1, or j itself if that one is taken already.
 	var taken [mostSampled]int
@@ -92,7 +89,45 @@ func (s *Set) sample(rng *rand.Rand, n int, dst []*Endpoint) []*Endpoint {
 			at = j
 		}
 		taken[i] = at
-		dst = append(dst, s.seats[at].Endpoint)
+		dst = append(dst, s.seats[at])
 	}
 	return dst
+}
+
+// sample appends the replicas of as many seats as draw does.
+func (s *Set) sample(rng *rand.Rand, n int, dst []*Endpoint) []*Endpoint {
+	var seats [mostSampled]seat
+	for _, seat := range s.draw(rng, n, seats[:0]) {
+		dst = append(dst, seat.Endpoint)
+	}
+	return dst
+}
+
+// seatMemory remembers the latest seats of replicas that have several.
+type seatMemory struct {
+	seats [2 * mostSampled]seat
+	next  int
+}
+
+func (m *seatMemory) note(s seat) {
+	if s.of > 1 {
+		m.seats[m.next] = s
+		m.next = (m.next + 1) % len(m.seats)
+	}
+}
+
+// recall returns a seat, the earliest that is remembered, of a replica that has so many, and forgets it.
+func (m *seatMemory) recall(e *Endpoint, of int32) (seat, bool) {
+	if of <= 1 {
+		return seat{}, false
+	}
+	for i := range m.seats {
+		s := &m.seats[(m.next+i)%len(m.seats)]
+		if s.Endpoint == e && s.of == of {
+			found := *s
+			*s = seat{}
+			return found, true
+		}
+	}
+	return seat{}, false
 }
