@@ -152,12 +152,12 @@ func TestC3HeedsWeights(t *testing.T) {
 func TestC3AvoidsFailingReplicas(t *testing.T) {
 	for _, reports := range []bool{true, false} {
 		b, es, _ := c3Of(policy.Default(), 100)
-		latency := 50 * ms
+		latency := func(i int) time.Duration { return time.Duration(40+i) * ms } // the first is the fastest
 		for i := range 3 {
-			b.Probed(start, 0, es[i], known(0, latency))
-			responded(b, start, es[i], latency)
+			b.Probed(start, 0, es[i], known(0, latency(i)))
+			responded(b, start, es[i], latency(i))
 		}
-		told := latency
+		told := latency(0)
 		if reports {
 			told = load.FailurePenalty
 		}
@@ -171,7 +171,7 @@ func TestC3AvoidsFailingReplicas(t *testing.T) {
 		}
 		for i := range 3 {
 			b.Probed(start, 0, es[i], known(0, told))
-			told = latency
+			told = latency(i + 1)
 		}
 		if got := b.mustPick(start); got == es[0] {
 			t.Errorf("reports tell: %v: picked the one that fails", reports)
@@ -181,7 +181,7 @@ func TestC3AvoidsFailingReplicas(t *testing.T) {
 
 // n is estimated from all requests in flight and this agent's own.
 func TestC3EstimatesTheClients(t *testing.T) {
-	for _, clients := range []float64{1, 10, 250} {
+	for _, clients := range []float64{0.1, 1, 10, 250} {
 		b, es, c := c3Of(policy.Default(), 50)
 		const own = 8
 		total := clients * own
@@ -192,8 +192,8 @@ func TestC3EstimatesTheClients(t *testing.T) {
 			rif := math.Floor(total/50 + float64(i*37%100)/100) // on average total/50, in whole numbers
 			b.Probed(now, 0, es[i%50], known(int32(rif), 10*ms))
 		}
-		if math.Abs(c.clients-clients) > clients/20+0.2 {
-			t.Errorf("got n = %.1f; want %v", c.clients, clients)
+		if want := max(clients, 1); c.clients < 1 || math.Abs(c.clients-want) > want/10 {
+			t.Errorf("got n = %.2f; want %v", c.clients, want)
 		}
 	}
 	b, _, c := c3Of(policy.Default(), 50)

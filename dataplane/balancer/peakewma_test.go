@@ -41,8 +41,10 @@ func TestPeakEWMAFollowsLatency(t *testing.T) {
 	responded(b, after(11*time.Second), es[0], 9*time.Second)
 	failed(b, after(11*time.Second), es[0])
 	want("a failure is no better than what was there", 11*time.Second, 9*time.Second)
+	failed(b, after(12*time.Second), es[0])
+	want("nor later", 12*time.Second, 9*time.Second)
 	responded(b, after(10*time.Second), es[0], ms)
-	want("a clock that goes back", 11*time.Second, 9*time.Second)
+	want("a clock that goes back", 12*time.Second, 9*time.Second)
 	want("forgotten in the end", 3*time.Hour, 0)
 }
 

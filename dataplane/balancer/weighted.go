@@ -19,8 +19,8 @@ import (
 //     say nothing it is the mean number of requests in flight, which makes w 1/latency.
 //   - As in the Prequal paper (§2), with blackout and penalty 0: w = q/u.
 //
-// A replica whose weight is not known gets the mean of the others'. With fewer than two that are known, all get the same.
-// A weight that is registered multiplies: where replicas tell their own utilization, w has it in it already, and 1 is
+// A replica whose weight is not known gets the mean of the others'; so, with fewer than two that are known, all get the
+// same. A weight that is registered multiplies: where replicas tell their own utilization, w has it in it already, and 1 is
 // right for all.
 //
 // Use it where replicas differ and what they differ in changes slowly, such as kinds of machines, and where neither
@@ -140,7 +140,7 @@ func (w *weightedRoundRobin) weigh(now time.Time) {
 	}
 }
 
-// mean returns the mean of the weights that are known, 0 if there are fewer than two.
+// mean returns the mean of the weights that are known, 0 if there are none.
 func (w *weightedRoundRobin) mean(now time.Time) float64 {
 	sum, n := 0.0, 0.0
 	for _, e := range w.set.Endpoints {
@@ -149,7 +149,7 @@ func (w *weightedRoundRobin) mean(now time.Time) float64 {
 			n++
 		}
 	}
-	if n < 2 {
+	if n == 0 {
 		return 0
 	}
 	return sum / n

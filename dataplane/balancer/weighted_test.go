@@ -35,7 +35,7 @@ func weighted(records []registry.Endpoint) (*Balancer, []*Endpoint) {
 
 // reported lets a response of a replica bring a report.
 func reported(b *Balancer, now time.Time, e *Endpoint, r load.Report) {
-	Picked{Endpoint: e, shard: b.shards[0], balancer: b}.Responded(now, &r)
+	Picked{Endpoint: e, shard: b.shards[0], balancer: b, began: now}.Responded(now, &r)
 }
 
 // shares picks n times and returns how many picks each replica got.
@@ -184,7 +184,7 @@ func TestWeightsAreBounded(t *testing.T) {
 	if got[0] == 0 || got[0] > 300 {
 		t.Errorf("the one that fails: got %d of 30000; want a few", got[0])
 	}
-	if got[1] < 25_000 || got[1] > 29_900 {
+	if got[1] < 25_000 || got[1] > 29_400 {
 		t.Errorf("the great one: got %d of 30000; want most, not all", got[1])
 	}
 }
@@ -294,6 +294,26 @@ func TestWeightedSharesAreIdeal(t *testing.T) {
 			t.Fatalf("off by %.2f on average", off)
 		}
 	})
+}
+
+// The light take turns too: they don't all come at once, between many requests in a row for the heavy.
+func TestWeightedMixesHeavyAndLight(t *testing.T) {
+	b, es := weighted(replicas(21))
+	for i, e := range es {
+		reported(b, start, e, load.Report{Rate: map[bool]float64{true: 10, false: 1}[i == 0], Utilization: 1})
+	}
+	row, longest := 0, 0
+	for range 3000 {
+		if b.mustPick(after(time.Second)) == es[0] {
+			row++
+		} else {
+			row = 0
+		}
+		longest = max(longest, row)
+	}
+	if longest > 4 {
+		t.Errorf("got %d requests in a row for the heavy; want at most 4, as it gets a third of all", longest)
+	}
 }
 
 // A replica that gets twice as fast gets twice the requests, once its rates have told.

@@ -77,6 +77,17 @@ func TestUtilizationObeysLittlesLaw(t *testing.T) {
 	})
 }
 
+// The mean in flight is one over time, not over requests: ten seconds of one in flight and ten of none, of which the latter
+// weigh more as they are younger, (1/4-1/16)/(1-1/16).
+func TestMeanInFlightIsOverTime(t *testing.T) {
+	tr, now := new(Tracker), time.Unix(1000, 0)
+	now = serve(tr, now, 2*halfLife, OK).Add(2 * halfLife)
+	tr.Begin(now)
+	if r := tr.ReportLeaving(now); !about(r.Utilization, 0.2, 1e-9) {
+		t.Errorf("got a mean of %v in flight; want 0.2", r.Utilization)
+	}
+}
+
 func TestOneRequestIsNoHighRate(t *testing.T) {
 	tr, now := new(Tracker), time.Unix(1000, 0)
 	now = serve(tr, now, time.Microsecond, OK)
