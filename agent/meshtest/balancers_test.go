@@ -209,3 +209,30 @@ func (r *rules) wantOneAtATime() {
 		}
 	}
 }
+
+// TestCallerFallsSilentInLine cuts off a node whose requests wait in lines everywhere: they must not keep others from the
+// slots that are then granted to them.
+func TestCallerFallsSilentInLine(t *testing.T) {
+	cfg := config(t)
+	cfg.Replicas = 1
+	m, agents := meshtest.Start(t, cfg)
+	wantApplied(t, agents["b"], "3/3", "--balancer", string(policy.BalancerLateBinding), "--slots", "1")
+	answers := agents["a"].Caller().GetAll(60, "http://web.mesh/?take=300ms")
+	m.AwaitInFlight(3)
+	m.Node("a").Cut()
+	cut := time.Now()
+	caller := agents["b"].Caller()
+	served := 0
+	meshtest.Eventually(t, patience, "requests of another node are served", func() bool {
+		if _, err := caller.Get(context.Background(), "http://web.mesh/?take=1ms"); err == nil {
+			served++
+		}
+		return served == 20
+	})
+	took := time.Since(cut)
+	t.Logf("20 requests were served %v after the node was cut off", took.Round(time.Millisecond))
+	if took > 12*time.Second {
+		t.Errorf("20 requests took %v", took)
+	}
+	answers()
+}
