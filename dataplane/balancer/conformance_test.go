@@ -221,7 +221,11 @@ func testSameSeed(t *testing.T, rule policy.Balancer) {
 	var choices [2][]registry.EndpointID
 	for i := range choices {
 		f := NewFleet(Place{})
-		f.Update(start, replicas(50), policy.Scope{})
+		records := replicas(50)
+		for i := range records {
+			records[i].Weight = int32(i%3 + 1)
+		}
+		f.Update(start, records, policy.Scope{Subset: 30})
 		a := newAgent(defaults(rule), f, 1)
 		var inFlight []Picked
 		for range 500 {
@@ -243,10 +247,7 @@ func testSameSeed(t *testing.T, rule policy.Balancer) {
 }
 
 func testNoAllocations(t *testing.T, rule policy.Balancer) {
-	f := NewFleet(Place{})
-	f.Update(start, replicas(100), policy.Scope{})
-	a := newAgent(defaults(rule), f, 2)
-	a.begin()
+	a := weighed(rule, 25, 1)
 	request := func() {
 		picked, err := a.place(a.anyKey())
 		if err != nil {

@@ -40,7 +40,7 @@ func rank(agent uint64, r *registry.Endpoint) uint64 {
 
 // selection is what an agent uses of a service, by a scope. Both parts are in the order of the records.
 type selection struct {
-	home  []*registry.Endpoint // those in scope, were all of them to take requests
+	home  []*registry.Endpoint // what it would use if all took requests, and if those of its own zone were not enough
 	using []*registry.Endpoint
 	ready int // of all records
 }
@@ -79,11 +79,12 @@ func (f *Fleet) chooseAmong(usable func(*registry.Endpoint) bool) selection {
 			own.add(c, usable(r))
 		}
 	}
-	if own.enough() {
-		others.home.kept, others.using.kept = nil, nil
-	}
 	s.home = f.recordsOf(own.home.first(), others.home.first())
-	s.using = f.recordsOf(own.using.first(), others.using.first())
+	away := others.using.first()
+	if own.enough() {
+		away = nil
+	}
+	s.using = f.recordsOf(own.using.first(), away)
 	return s
 }
 
