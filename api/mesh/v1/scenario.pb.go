@@ -1509,10 +1509,12 @@ type ScenarioWithout struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Responses carry no load reports.
 	Reports bool `protobuf:"varint,1,opt,name=reports,proto3" json:"reports,omitempty"`
-	// Failures count as answers.
+	// Agents and replicas take failures for answers.
 	ErrorAversion bool `protobuf:"varint,2,opt,name=error_aversion,json=errorAversion,proto3" json:"error_aversion,omitempty"`
 	// Replicas of kind cpu don't report how much of their allocation they use.
-	Utilization   bool `protobuf:"varint,3,opt,name=utilization,proto3" json:"utilization,omitempty"`
+	Utilization bool `protobuf:"varint,3,opt,name=utilization,proto3" json:"utilization,omitempty"`
+	// Agents take failures for answers, so that no replica is ejected.
+	Ejection      bool `protobuf:"varint,4,opt,name=ejection,proto3" json:"ejection,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1564,6 +1566,13 @@ func (x *ScenarioWithout) GetErrorAversion() bool {
 func (x *ScenarioWithout) GetUtilization() bool {
 	if x != nil {
 		return x.Utilization
+	}
+	return false
+}
+
+func (x *ScenarioWithout) GetEjection() bool {
+	if x != nil {
+		return x.Ejection
 	}
 	return false
 }
@@ -1850,11 +1859,12 @@ const file_mesh_v1_scenario_proto_rawDesc = "" +
 	"\fScenarioRule\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12;\n" +
 	"\x06policy\x18\x02 \x01(\v2#.headroom.mesh.v1.ServicePolicySpecR\x06policy\x12;\n" +
-	"\awithout\x18\x03 \x01(\v2!.headroom.mesh.v1.ScenarioWithoutR\awithout\"t\n" +
+	"\awithout\x18\x03 \x01(\v2!.headroom.mesh.v1.ScenarioWithoutR\awithout\"\x90\x01\n" +
 	"\x0fScenarioWithout\x12\x18\n" +
 	"\areports\x18\x01 \x01(\bR\areports\x12%\n" +
 	"\x0eerror_aversion\x18\x02 \x01(\bR\rerrorAversion\x12 \n" +
-	"\vutilization\x18\x03 \x01(\bR\vutilization\"\x8c\x01\n" +
+	"\vutilization\x18\x03 \x01(\bR\vutilization\x12\x1a\n" +
+	"\bejection\x18\x04 \x01(\bR\bejection\"\x8c\x01\n" +
 	"\rScenarioSweep\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12.\n" +
 	"\x06values\x18\x02 \x03(\v2\x16.google.protobuf.ValueR\x06values\x127\n" +

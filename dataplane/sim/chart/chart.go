@@ -160,4 +160,9 @@ func changes(r scenario.Row) bool {
 		slices.ContainsFunc(r.Case.Config.Load.Stages, func(s stage) bool { return s.To > 0 })
 }
 
-func number(x float64) string { return strconv.FormatFloat(math.Round(x*1000)/1000, 'f', -1, 64) }
+func number(x float64) string {
+	if x < 0.01 {
+		return strconv.FormatFloat(x, 'g', 3, 64)
+	}
+	return strconv.FormatFloat(math.Round(x*1000)/1000, 'f', -1, 64)
+}

@@ -65,7 +65,7 @@ func TestFastSlow(t *testing.T) {
 	toSlow := func(rule string) func(results) float64 {
 		return func(r results) float64 { return r[rule].Groups[1].Share }
 	}
-	check(t, "fast-slow", []scenario.Setting{{Path: "duration", Value: "100s"}},
+	check(t, "fast-slow", []scenario.Setting{{Path: "duration", Value: "40s"}},
 		claim{"p50 of prequal, ms", 53, 52, 54, func(r results) float64 { return r["prequal"].P50MS }},
 		claim{"p99 of round robin, ms", 807.3, 767, 848, p99("round_robin")},
 		claim{"p99 of least loaded, ms", 802.8, 763, 843, p99("least_loaded")},
@@ -80,7 +80,7 @@ func TestFastSlow(t *testing.T) {
 }
 
 func TestFastSlowRamp(t *testing.T) {
-	check(t, "fast-slow-ramp", []scenario.Setting{{Path: "load.stages[0].lasts", Value: "100s"}},
+	check(t, "fast-slow-ramp", []scenario.Setting{{Path: "load.stages[0].lasts", Value: "40s"}},
 		claim{"p99 of round robin, ms", 831.6, 790, 873, p99("round_robin")},
 		claim{"p99 of prequal, ms", 123.4, 50, 123.4, p99("prequal")},
 		claim{"p99 of round robin over that of prequal", 6.74, 6.74, above, func(r results) float64 { return r["round_robin"].P99MS / r["prequal"].P99MS }},
@@ -100,7 +100,7 @@ func TestStall(t *testing.T) {
 }
 
 func TestSinkhole(t *testing.T) {
-	check(t, "sinkhole", nil,
+	check(t, "sinkhole", []scenario.Setting{{Path: "duration", Value: "20s"}},
 		claim{"failures with error aversion over those without", 0.15, 0, 0.15, func(r results) float64 {
 			return r["prequal"].ErrorRate / r["prequal without aversion"].ErrorRate
 		}},

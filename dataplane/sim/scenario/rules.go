@@ -65,11 +65,18 @@ func readRules(spec *meshv1.ScenarioSpec, problems *document.Problems) rules {
 		if err != nil {
 			addAll(problems, err)
 		}
-		out := doc.GetWithout()
-		without := sim.Without{Reports: out.GetReports(), ErrorAversion: out.GetErrorAversion(), Utilization: out.GetUtilization()}
-		r.own = append(r.own, rule{name, p, without})
+		r.own = append(r.own, rule{name, p, readWithout(doc.GetWithout())})
 	}
 	return r
+}
+
+func readWithout(w *meshv1.ScenarioWithout) sim.Without {
+	return sim.Without{
+		Reports:       w.GetReports(),
+		ErrorAversion: w.GetErrorAversion(),
+		Ejection:      w.GetEjection(),
+		Utilization:   w.GetUtilization(),
+	}
 }
 
 // isName reports whether a rule or a point can be called that.

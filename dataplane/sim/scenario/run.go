@@ -31,11 +31,12 @@ func Run(ctx context.Context, cases []Case, o Options) ([]Row, error) {
 		results[i] = make([]sim.Result, runs)
 		for run := range runs {
 			playing.Go(func() (err error) {
-				if err := context.Cause(ctx); err != nil {
-					return err
+				if ctx.Err() != nil {
+					return fmt.Errorf("simulate: %w", context.Cause(ctx))
 				}
-				c.Config.Seed = o.Seed + uint64(run)
-				if results[i][run], err = sim.Run(c.Config); err != nil {
+				config := c.Config
+				config.Seed = o.Seed + uint64(run)
+				if results[i][run], err = sim.Run(config); err != nil {
 					return fmt.Errorf("simulate %s %s: %w", c.Rule, c.Point, err)
 				}
 				counter.done()

@@ -12,7 +12,6 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/headroom-mesh/headroom/dataplane/sim"
 	"github.com/headroom-mesh/headroom/dataplane/sim/scenario"
 	"github.com/headroom-mesh/headroom/policy"
 )
@@ -45,8 +44,8 @@ func describe(t *testing.T, s scenario.Scenario) string {
 		if cfg.Oracle {
 			out.WriteString(", oracle")
 		}
-		if cfg.Without != (sim.Without{}) {
-			fmt.Fprintf(&out, ", without %+v", cfg.Without)
+		if cfg.Without.Reports {
+			out.WriteString(", without reports")
 		}
 		out.WriteString("\n")
 	}
@@ -238,7 +237,7 @@ spec:
   warmup: 1s
   duration: 1s
   rules:
-  - {name: a, without: {reports: true, errorAversion: true, utilization: true}}
+  - {name: a, without: {reports: true, errorAversion: true, utilization: true, ejection: true}}
   - {name: oracle}
   sweep:
     points:
