@@ -229,7 +229,7 @@ func (a *Admin) adminRPC() *grpc.Server {
 
 func (a *Admin) peerRPC() *grpc.Server {
 	// An agent that has fallen silent must not hold slots of replicas here, nor be told which are idle.
-	s := grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: 2 * time.Second, Timeout: time.Second}))
+	s := grpc.NewServer(grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: 2 * time.Second}))
 	meshv1.RegisterPeerServer(s, &peerServer{Admin: a})
 	return s
 }
