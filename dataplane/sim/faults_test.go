@@ -167,9 +167,10 @@ func TestRestart(t *testing.T) {
 	t.Parallel()
 	c := testbed(0.5, policy.BalancerPrequal)
 	c.Policy.Prequal.IdleProbeInterval = 0
+	c.Duration = 4 * sec
 	before := run(t, c)
 	for at := range 40 {
-		c.Faults = append(c.Faults, sim.Fault{Kind: sim.Restart, At: 5*sec + time.Duration(at)*50*ms})
+		c.Faults = append(c.Faults, sim.Fault{Kind: sim.Restart, At: 4*sec + time.Duration(at)*50*ms})
 	}
 	if after := run(t, c); after.Choices["fallback"] <= before.Choices["fallback"] {
 		t.Errorf("choices at random: %d with restarts, %d without", after.Choices["fallback"], before.Choices["fallback"])

@@ -146,11 +146,11 @@ func testbed(load float64, rule policy.Balancer) sim.Config {
 
 // everything is a simulation in which everything happens.
 func everything(seed uint64, rule policy.Balancer) sim.Config {
-	c := testbed(0.4, rule)
+	c := testbed(0.2, rule)
 	c.Seed = seed
 	c.Policy.Timeout = 400 * ms
 	c.Load.Items, c.Load.Zipf, c.Load.CacheHit = 100, 1, 4
-	c.Agents = []sim.Agents{{Count: 5, Shards: 2, Zone: "a"}, {Count: 5, Zone: "b"}}
+	c.Agents = []sim.Agents{{Count: 2, Shards: 2, Zone: "a"}, {Count: 3, Zone: "b"}}
 	c.Replicas = []sim.Group{
 		{Name: "cpu", Count: 8, Zone: "a"}, {Name: "slots", Count: 3, Serve: sim.Slots, Slots: 6, Queue: 20, Zone: "b", Cache: 5},
 		{Name: "late", Count: 2, Speed: 0.5, Weight: 2, Absent: true},
@@ -171,7 +171,7 @@ func everything(seed uint64, rule policy.Balancer) sim.Config {
 		{Kind: sim.Drain, At: 2 * sec, Lasts: sec / 2, Group: "cpu", First: 5, Count: 1},
 		{Kind: sim.Unhealthy, At: 2 * sec, Lasts: sec / 2, Group: "cpu", First: 6, Count: 1},
 		{Kind: sim.Leave, At: 2 * sec, Lasts: sec / 2, Group: "cpu", First: 7, Count: 1},
-		{Kind: sim.Restart, At: 5 * sec / 2, First: 3, Count: 4},
+		{Kind: sim.Restart, At: 5 * sec / 2, First: 1, Count: 2},
 	}
 	return c
 }
@@ -220,10 +220,10 @@ func TestEveryRequestEndsOnce(t *testing.T) {
 		c.Caller.FinishAbandoned = rapid.Bool().Draw(t, "finish abandoned")
 		c.Caller.Budgeted = rapid.Bool().Draw(t, "budgeted")
 		c.Without = sim.Without{Reports: rapid.Bool().Draw(t, "reports"), ErrorAversion: rapid.Bool().Draw(t, "aversion")}
-		c.Warmup, c.Duration = 0, 200*ms
+		c.Warmup, c.Duration = 0, 100*ms
 		for i := range c.Faults {
-			c.Faults[i].At = time.Duration(rapid.IntRange(0, 200).Draw(t, "at")) * ms
-			c.Faults[i].Lasts /= 10
+			c.Faults[i].At = time.Duration(rapid.IntRange(0, 100).Draw(t, "at")) * ms
+			c.Faults[i].Lasts /= 20
 		}
 		r, err := sim.Run(c)
 		if err != nil {
@@ -314,6 +314,7 @@ func TestNetworkDelays(t *testing.T) {
 func TestProbes(t *testing.T) {
 	t.Parallel()
 	c := testbed(0.5, policy.BalancerPrequal)
+	c.Duration = 4 * sec
 	if r := run(t, c); math.Abs(r.ProbesPerRequest-3) > 0.05 || r.ProbesLost != 0 || r.Choices["cold"] == 0 {
 		t.Errorf("got %v probes a request, %d lost, choices %v; want 3 and none", r.ProbesPerRequest, r.ProbesLost, r.Choices)
 	}
