@@ -83,7 +83,7 @@ type exclusiveImport struct {
 // pure reports whether a package computes only: time and randomness are given to it, and it does no I/O.
 func pure(pkg string) bool {
 	return pkg == "policy" || strings.HasPrefix(pkg, "policy/") ||
-		slices.Contains([]string{"dataplane/load", "dataplane/prequal", "dataplane/balancer"}, pkg)
+		slices.Contains([]string{"dataplane/load", "dataplane/prequal", "dataplane/balancer", "dataplane/sim"}, pkg)
 }
 
 // source is a Go file of this module.
