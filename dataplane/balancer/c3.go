@@ -23,7 +23,8 @@ import (
 // replica, not how long they wait in there. Where replicas work on all requests at once, as in the paper's testbed, that
 // is the service time, slowed down by what goes on beside. Where they let requests wait in line it is too long by the
 // wait, and the score counts the line twice. R − 1/μ then is the way there and back, and never less than nothing: the two
-// are means over different requests. A failure counts as a response that took load.FailurePenalty at least.
+// are means over different requests. A failure counts as a response that took load.FailurePenalty at least; where queues
+// are long, their cubes outweigh that, and only ejection keeps requests from a replica that fails.
 //
 // Use it where replicas differ in speed, and where the number of requests in flight is a good measure of the wait; the
 // paper found it within 3 to 8 % of Prequal. Not with agents of which few send most of the requests: n is wrong for all.

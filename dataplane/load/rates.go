@@ -46,7 +46,8 @@ func (r *rates) advance(now time.Time, rif int32) {
 
 // utilize takes in what the replica says of the time since it last did.
 func (r *rates) utilize(now time.Time, u float64) {
-	if kept := decay(max(now.Sub(r.told), 0)); r.knowsUtilization(now) {
+	if r.knowsUtilization(now) {
+		kept := decay(max(now.Sub(r.told), 0))
 		u = r.utilization*kept + u*(1-kept)
 	}
 	r.utilization, r.told = u, now
