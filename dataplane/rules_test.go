@@ -225,6 +225,29 @@ func TestLateBindingWithoutLines(t *testing.T) {
 	m.quiet()
 }
 
+// TestLateBindingAtASilentAgent has a request wait in line at an agent that is silent: it does not wait for ever.
+func TestLateBindingAtASilentAgent(t *testing.T) {
+	m := newMesh(t, "a", "b")
+	m.crowds("web", 1, 0, "b")
+	m.setPolicy("web", func(p *policy.Policy) { p.Balancer = policy.BalancerLateBinding })
+	m.getAll(1, "http://web.mesh/", "a")
+	m.nodes["b"].silent.Store(true)
+	began := time.Now()
+	answered := make(chan struct{})
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		defer close(answered)
+		if resp, err := m.nodes["a"].client.Get("http://web.mesh/"); err == nil {
+			resp.Body.Close()
+		}
+	})
+	within(t, "an answer of any kind", answered)
+	t.Logf("answered after %v", time.Since(began))
+	m.nodes["b"].silent.Store(false)
+	sending.Wait()
+	m.quiet()
+}
+
 // TestJoinIdleQueue keeps a replica busy: nobody is sent there while others are idle.
 func TestJoinIdleQueue(t *testing.T) {
 	m := newMesh(t, "a", "b", "c")

@@ -31,9 +31,14 @@ type lines struct {
 	dial func(ctx context.Context, agent netip.AddrPort) (net.Conn, error)
 
 	mu sync.Mutex
-	// mu guards the field below.
+	// mu guards the fields below.
 
-	open map[netip.AddrPort]*grpc.ClientConn
+	open    map[netip.AddrPort]*grpc.ClientConn
+	waiting map[netip.AddrPort]int // requests in line there
+}
+
+func newLines(dial func(ctx context.Context, agent netip.AddrPort) (net.Conn, error)) *lines {
+	return &lines{dial: dial, open: map[netip.AddrPort]*grpc.ClientConn{}, waiting: map[netip.AddrPort]int{}}
 }
 
 // errDeclined means that the agent of a replica says that it takes no requests.
@@ -45,6 +50,8 @@ func (ls *lines) reserve(ctx context.Context, agent netip.AddrPort, id registry.
 	if err != nil {
 		return "", err
 	}
+	ls.wait(agent, +1)
+	defer ls.wait(agent, -1)
 	stream, err := client.Reserve(ctx, &meshv1.ReserveRequest{Endpoint: string(id)})
 	if err != nil {
 		return "", err
@@ -98,11 +105,23 @@ func (ls *lines) client(agent netip.AddrPort) (meshv1.PeerClient, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", agent, err)
 	}
-	if ls.open == nil {
-		ls.open = map[netip.AddrPort]*grpc.ClientConn{}
-	}
 	ls.open[agent] = c
 	return meshv1.NewPeerClient(c), nil
+}
+
+func (ls *lines) wait(agent netip.AddrPort, more int) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if ls.waiting[agent] += more; ls.waiting[agent] == 0 {
+		delete(ls.waiting, agent)
+	}
+}
+
+// waits reports whether requests wait for replicas of an agent.
+func (ls *lines) waits(agent netip.AddrPort) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.waiting[agent] > 0
 }
 
 // cut ends what is under way with an agent that has fallen silent: those who wait for its replicas shall look elsewhere.

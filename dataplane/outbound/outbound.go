@@ -52,7 +52,7 @@ type Outbound struct {
 	updated  atomic.Bool // whether services says anything yet
 	sinks    sync.Pool   // of *sink
 	engine   *engine
-	lines    lines
+	lines    *lines
 	metrics  *metrics
 
 	mu sync.Mutex
@@ -68,7 +68,7 @@ func New(cfg Config) *Outbound {
 	if cfg.Seed == 0 {
 		cfg.Seed = rand.Uint64()
 	}
-	o := &Outbound{cfg: cfg, lines: lines{dial: cfg.DialPeer}, down: map[netip.AddrPort]bool{}, metrics: newMetrics(cfg.Metrics)}
+	o := &Outbound{cfg: cfg, lines: newLines(cfg.DialPeer), down: map[netip.AddrPort]bool{}, metrics: newMetrics(cfg.Metrics)}
 	o.services.Store(&map[registry.ServiceName]*service{})
 	o.sinks.New = func() any { return &sink{outbound: o} }
 	o.engine = newEngine(o)
@@ -156,7 +156,7 @@ func (o *Outbound) Run(ctx context.Context) error {
 }
 
 // probeIdle keeps the pools of a service in use from running dry (§4 of the Prequal paper, idle probing). Whatever the
-// rule, it also probes the agents to which requests are in flight, or may wait for a slot, so that one that has fallen
+// rule, it also probes the agents to which requests are in flight, or wait for a slot, so that one that has fallen
 // silent is noticed, and those whose replicas are left out, so that one that is back is noticed.
 func (o *Outbound) probeIdle(now time.Time, s *service) {
 	b := s.balancer.Load()
@@ -168,10 +168,9 @@ func (o *Outbound) probeIdle(now time.Time, s *service) {
 		}
 	}
 	asked := map[netip.AddrPort]bool{}
-	waits := b.Policy.Balancer == policy.BalancerLateBinding
 	s.fleet.Each(now, func(e *balancer.Endpoint, why balancer.Avoidance) {
 		record := e.Record()
-		inQuestion := waits || e.RIF() > 0 || why != balancer.NotAvoided
+		inQuestion := e.RIF() > 0 || o.lines.waits(record.Agent) || why != balancer.NotAvoided
 		if inQuestion && record.Node != o.cfg.Node && !asked[record.Agent] {
 			asked[record.Agent] = true
 			o.probe(now, s, b, noShard, e)
