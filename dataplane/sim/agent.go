@@ -125,7 +125,7 @@ func (s *simulation) bear(user int32) {
 	rng := s.randoms.requests
 	id, q := s.requests.take()
 	*q = request{id: id, alive: true, user: user, born: s.now, agent: int32(rng.IntN(len(s.agents)))}
-	q.shard = int32(rng.IntN(len(s.agents[q.agent].shards)))
+	q.shard = int32(s.randoms.rest.IntN(len(s.agents[q.agent].shards))) // how many there are depends on the rule
 	q.work = s.arrivals.work.draw(rng)
 	if s.cfg.Load.Items > 0 {
 		q.item = s.arrivals.items.draw(rng)
