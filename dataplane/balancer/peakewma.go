@@ -24,7 +24,8 @@ import (
 //
 // Use it where replicas have no agents to answer probes, or where the way to them takes longer than they do: it sees the
 // whole time. Not where requests differ much in cost, as an expensive one makes its replica look slow; nor where many
-// agents send little each: none of them sees enough.
+// agents send little each: none of them sees enough. At low rates the replica heard of longest ago wins, as its cost has
+// fallen the most; replicas then take turns, and weights count for less.
 type peakEWMA struct {
 	_     apart
 	cfg   policy.PeakEWMA
