@@ -58,6 +58,7 @@ type node struct {
 type meshConfig struct {
 	drain  time.Duration
 	access *slog.Logger
+	zones  map[registry.NodeName]string
 }
 
 func newMesh(t testing.TB, names ...registry.NodeName) *mesh {
@@ -78,7 +79,7 @@ func (m *mesh) start(name registry.NodeName, cfg meshConfig, at string) *node {
 	n := &node{name: name, metrics: prometheus.NewRegistry()}
 	var err error
 	n.Dataplane, err = dataplane.New(dataplane.Config{
-		Node: name, Transport: &testTransport{node: n}, DrainTimeout: cfg.drain, AccessLog: cfg.access, Log: slog.New(slog.NewTextHandler(panics{t}, &slog.HandlerOptions{Level: slog.LevelDebug})), Metrics: n.metrics,
+		Node: name, Zone: cfg.zones[name], Transport: &testTransport{node: n}, DrainTimeout: cfg.drain, AccessLog: cfg.access, Log: slog.New(slog.NewTextHandler(panics{t}, &slog.HandlerOptions{Level: slog.LevelDebug})), Metrics: n.metrics,
 	})
 	if err != nil {
 		t.Fatal(err)

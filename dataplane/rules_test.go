@@ -371,3 +371,20 @@ func TestPrequalSyncWithoutAnswers(t *testing.T) {
 	m.nodes["b"].silent.Store(false)
 	m.quiet()
 }
+
+// TestZonePreferred has the agent keep to the zone of its node.
+func TestZonePreferred(t *testing.T) {
+	m := meshConfig{zones: map[registry.NodeName]string{"a": "east", "b": "east", "c": "west"}}.newMesh(t, "a", "b", "c")
+	all := m.crowds("web", 2, 0, "a", "b", "c")
+	for i := range m.endpoints {
+		m.endpoints[i].Zone = map[registry.NodeName]string{"a": "east", "b": "east", "c": "west"}[m.endpoints[i].Node]
+	}
+	m.setPolicy("web", func(p *policy.Policy) { p.Balancer, p.Scope.Zone = policy.BalancerRoundRobin, policy.ZonePrefer })
+	m.getAll(40, "http://web.mesh/", "a")
+	for _, c := range all {
+		if n, there := c.served.Load(), c.endpoint.Node != "c"; n > 0 != there {
+			t.Errorf("%s served %d requests of another node in zone east", c.endpoint.ID(), n)
+		}
+	}
+	m.quiet()
+}
