@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
@@ -91,7 +90,7 @@ func sweepPanel(title string, rows []scenario.Row, points []string, x []float64,
 		l := lines{style: styles[rule], marks: true}
 		for _, r := range rows {
 			if r.Rule == rule {
-				l.at = append(l.at, plotter.XY{X: x[slices.Index(points, r.Point)], Y: of(r)})
+				l.at = append(l.at, xy{X: x[slices.Index(points, r.Point)], Y: of(r)})
 			}
 		}
 		panel.Add(l)
@@ -243,7 +242,7 @@ func timePanel(title string, rows []scenario.Row, styles map[string]style, of fu
 				break
 			}
 			y := of(r, i)
-			l.at = append(l.at, plotter.XY{X: b.Start.Seconds(), Y: y})
+			l.at = append(l.at, xy{X: b.Start.Seconds(), Y: y})
 			numbers = append(numbers, y)
 		}
 		all = append(all, l)

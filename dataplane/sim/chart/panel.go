@@ -4,7 +4,6 @@ import (
 	"math"
 
 	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 )
@@ -77,10 +76,13 @@ func linearTicks(low, high float64) []plot.Tick {
 	return ticks
 }
 
+// xy is a point of a line.
+type xy struct{ X, Y float64 }
+
 // lines is plotted as one line and marks for each style; points that aren't numbers interrupt it.
 type lines struct {
 	style style
-	at    plotter.XYs
+	at    []xy
 	marks bool
 }
 
