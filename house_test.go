@@ -39,7 +39,7 @@ const imports = `
 	policy/budget                                     < dataplane/outbound
 	dataplane/outbound, dataplane/transport           < dataplane
 	dataplane/balancer, policy/budget                 < dataplane/sim
-	dataplane/sim < dataplane/sim/scenario            < dataplane/sim/chart
+	dataplane/sim < dataplane/sim/scenario            < dataplane/sim/chart, dataplane/sim/evidence
 
 	registry                                          < agent/gossip
 	registry, policy/localservice                     < agent/local
