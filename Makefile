@@ -30,10 +30,13 @@ gen: ## regenerate api/ (needs protoc) and docs/reference/
 		--go-grpc_out=. --go-grpc_opt=module=github.com/headroom-mesh/headroom api/mesh/v1/*.proto
 	@go run ./docs/gen
 
+evidence: ## play all scenarios and write docs/evidence.md
+	@go run ./docs/evidence
+
 bench: ## what a pick costs, with one processor and with two contending
 	@go test -run '^$$' -bench Pick -cpu 1,2 -count 5 ./dataplane/balancer
 
 deps: ## install the system packages that the tests use
 	@.ci/deps
 
-.PHONY: help build demo test lint gen bench deps
+.PHONY: help build demo test lint gen evidence bench deps

@@ -52,6 +52,7 @@ const imports = `
 	dataplane/sim/chart                               < cmd/meshctl
 	api/mesh/v1                                       < bench/demo
 	dataplane/sim/scenario, policy/localservice       < docs/gen
+	dataplane/sim/chart, dataplane/sim/evidence       < docs/evidence
 `
 
 // forTests returns the packages that only tests may import.

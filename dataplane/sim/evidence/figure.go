@@ -14,6 +14,14 @@ type Figure struct {
 	of   func(scenario.Row) float64
 }
 
+// Title is the name with the unit.
+func (f Figure) Title() string {
+	if f.Unit == "" {
+		return f.Name
+	}
+	return f.Name + ", " + f.Unit
+}
+
 func p50() Figure  { return Figure{"p50", "ms", func(r scenario.Row) float64 { return r.P50MS }} }
 func p90() Figure  { return Figure{"p90", "ms", func(r scenario.Row) float64 { return r.P90MS }} }
 func p99() Figure  { return Figure{"p99", "ms", func(r scenario.Row) float64 { return r.P99MS }} }

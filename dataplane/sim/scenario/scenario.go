@@ -60,6 +60,9 @@ func (s Scenario) Name() string { return s.doc.Metadata.Name }
 // Description tells what the scenario shows.
 func (s Scenario) Description() string { return s.doc.Spec.Description }
 
+// Source says where the figures of the scenario come from.
+func (s Scenario) Source() string { return s.doc.Spec.Source }
+
 // RuleNames returns the names of the scenario's own rules.
 func (s Scenario) RuleNames() []string {
 	var names []string
