@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -35,8 +36,9 @@ type figure struct {
 	text func(scenario.Row, float64) string
 }
 
-func figuresShown() []figure {
-	return []figure{
+// figuresShown returns the figures that make sense for some row.
+func figuresShown(rows []scenario.Row) []figure {
+	figures := []figure{
 		{"REQUESTS", func(r scenario.Row) float64 { return r.Requests }, whole},
 		{"ERRORS", func(r scenario.Row) float64 { return r.ErrorRate }, failedPart},
 		{"P50", func(r scenario.Row) float64 { return r.P50MS }, latency},
@@ -47,6 +49,20 @@ func figuresShown() []figure {
 		{"RIF99", func(r scenario.Row) float64 { return r.RIFP99 }, decimal},
 		{"PROBES", func(r scenario.Row) float64 { return r.ProbesPerRequest }, decimal},
 	}
+	if slices.ContainsFunc(rows, func(r scenario.Row) bool { return r.ThresholdMS > 0 }) {
+		figures = append(figures, figure{"LATE", func(r scenario.Row) float64 { return r.Late }, failedPart})
+	}
+	if slices.ContainsFunc(rows, func(r scenario.Row) bool { return r.RecoveryS > 0 }) {
+		figures = append(figures, figure{"RECOVERY", func(r scenario.Row) float64 { return float64(r.RecoveryS) }, recovery})
+	}
+	return figures
+}
+
+func recovery(_ scenario.Row, seconds float64) string {
+	if math.IsInf(seconds, 1) {
+		return "never"
+	}
+	return strconv.FormatFloat(seconds, 'f', 0, 64) + "s"
 }
 
 func whole(_ scenario.Row, x float64) string { return strconv.FormatFloat(x, 'f', 0, 64) }
@@ -77,7 +93,7 @@ func threeDigits(x float64) string {
 }
 
 func writeRows(w io.Writer, rows []scenario.Row) error {
-	figures := figuresShown()
+	figures := figuresShown(rows)
 	hasPoints := rows[0].Point != ""
 	head := []string{"RULE"}
 	if hasPoints {
@@ -135,7 +151,7 @@ func writeSideBySide(w io.Writer, rows []scenario.Row) error {
 		if before.Point == "" {
 			table[0][0] = ""
 		}
-		for _, f := range figuresShown() {
+		for _, f := range figuresShown(rows) {
 			x, y := f.of(before), f.of(after)
 			table = append(table, []string{f.name, f.text(before, x), f.text(after, y), difference(x, y)})
 		}
@@ -150,7 +166,7 @@ func difference(before, after float64) string {
 	switch {
 	case before == after:
 		return "0%"
-	case before == 0:
+	case before == 0 || math.IsInf(before, 1) || math.IsInf(after, 1):
 		return "-" // no percentage says what nothing became
 	}
 	return fmt.Sprintf("%+.1f%%", 100*(after/before-1))

@@ -36,6 +36,8 @@ type Config struct {
 	// Duration is how long requests that count arrive after the warm-up. Those under way at the end are played to
 	// theirs, for another Duration and a minute at most. Required.
 	Duration time.Duration
+	// Threshold is the latency above which a request is late; one that fails is late too. 0: none is late.
+	Threshold time.Duration
 	// SampleEvery is how often RIF and CPU use are sampled. 0: every 100 ms.
 	SampleEvery time.Duration
 	// Bucket is the width of the buckets of Result.Series. 0: 1 s.

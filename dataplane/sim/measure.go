@@ -14,6 +14,7 @@ type measurements struct {
 	births   int           // of requests that count
 	tries    int           // of requests that count
 	retries  int           // of those
+	late     int           // requests that count
 	classes  [balancer.Overflow + 1]int
 
 	// From the end of the warm-up to the end of the simulation.
@@ -98,6 +99,9 @@ func (m *measurements) ended(s *simulation, q *request, o outcome) {
 	if q.born >= s.warm {
 		m.outcomes[o]++
 		m.latency.add(took)
+		if o != succeeded || took > int64(s.cfg.Threshold) {
+			m.late++
+		}
 	}
 }
 
@@ -165,6 +169,9 @@ func (m *measurements) result(s *simulation) Result {
 		Series:     m.series,
 	}
 	res.ErrorRate = ratio(float64(res.Errors.Total()), float64(requests))
+	if s.cfg.Threshold > 0 {
+		res.Late = ratio(float64(m.late), float64(requests))
+	}
 	res.ProbesPerRequest = ratio(float64(m.probes), float64(m.births))
 	for class, n := range m.classes {
 		if n > 0 {

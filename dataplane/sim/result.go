@@ -9,6 +9,7 @@ type Result struct {
 	ErrorRate  float64 // failed part of requests
 	Throughput float64 // requests a second
 	Goodput    float64 // of them, those that succeeded
+	Late       float64 // part of requests that failed or took longer than the threshold
 	Retries    int     // tries beyond the first
 	Latency    Latency // as the client saw it, from the first try to the end of the last
 	RIF        Levels  // requests at a replica, over replicas and time

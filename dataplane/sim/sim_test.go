@@ -392,3 +392,25 @@ func TestValidateTellsAll(t *testing.T) {
 		t.Error("it runs")
 	}
 }
+
+// TestLate counts what takes longer than the threshold, and what fails: here a third takes 30 ms, and some of the rest fails.
+func TestLate(t *testing.T) {
+	t.Parallel()
+	c := sim.Config{
+		Policy: by(policy.BalancerRandom),
+		Load: sim.Load{Stages: []sim.Stage{{Rate: 1000}}, Work: sim.Work{Mix: []sim.Class{
+			{Share: 2, Work: sim.Work{Mean: 10 * ms}}, {Share: 1, Work: sim.Work{Mean: 30 * ms}},
+		}}},
+		Agents:    []sim.Agents{{}},
+		Replicas:  []sim.Group{{Count: 10, Serve: sim.Delay}},
+		Faults:    []sim.Fault{{Kind: sim.Fail, Share: 0.1}},
+		Without:   sim.Without{ErrorAversion: true},
+		Threshold: 20 * ms,
+		Duration:  20 * sec,
+	}
+	near(t, "late", run(t, c).Late, 0.1+0.9/3, 0.05)
+	c.Threshold = 0
+	if late := run(t, c).Late; late != 0 {
+		t.Errorf("without a threshold %v of the requests are late", late)
+	}
+}

@@ -85,6 +85,7 @@ func (c Config) Validate() error {
 	p := new(problems)
 	p.check(c.Duration > 0, "Duration: want a time above 0, got %v", c.Duration)
 	p.notNegative("Warmup", c.Warmup)
+	p.notNegative("Threshold", c.Threshold)
 	p.notNegative("SampleEvery", c.SampleEvery)
 	p.notNegative("Bucket", c.Bucket)
 	if c.Policy.Balancer != "" {

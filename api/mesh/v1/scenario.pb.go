@@ -133,7 +133,9 @@ type ScenarioSpec struct {
 	// The rules to compare. Left out, round_robin, least_loaded and prequal.
 	Rules []*ScenarioRule `protobuf:"bytes,16,rep,name=rules,proto3" json:"rules,omitempty"`
 	// Points at which all rules are compared, such as several loads. Left out, the scenario as it is.
-	Sweep         *ScenarioSweep `protobuf:"bytes,17,opt,name=sweep,proto3" json:"sweep,omitempty"`
+	Sweep *ScenarioSweep `protobuf:"bytes,17,opt,name=sweep,proto3" json:"sweep,omitempty"`
+	// Latency above which a request is late, as is one that fails: 0.001ms to 24h. Left out, none is late.
+	Threshold     string `protobuf:"bytes,18,opt,name=threshold,proto3" json:"threshold,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -285,6 +287,13 @@ func (x *ScenarioSpec) GetSweep() *ScenarioSweep {
 		return x.Sweep
 	}
 	return nil
+}
+
+func (x *ScenarioSpec) GetThreshold() string {
+	if x != nil {
+		return x.Threshold
+	}
+	return ""
 }
 
 // ScenarioReplicas are replicas that are alike.
@@ -1448,7 +1457,10 @@ type ScenarioRule struct {
 	// Fields of the policy that are this rule's own, on top of the policy of the scenario.
 	Policy *ServicePolicySpec `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
 	// What is left out, to see what it is good for.
-	Without       *ScenarioWithout `protobuf:"bytes,3,opt,name=without,proto3" json:"without,omitempty"`
+	Without *ScenarioWithout `protobuf:"bytes,3,opt,name=without,proto3" json:"without,omitempty"`
+	// Fields of spec that are different under this rule, by path: caller.retries. They come on top of those of a point. Not
+	// policy, rules and sweep.
+	Set           map[string]*structpb.Value `protobuf:"bytes,4,rep,name=set,proto3" json:"set,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1500,6 +1512,13 @@ func (x *ScenarioRule) GetPolicy() *ServicePolicySpec {
 func (x *ScenarioRule) GetWithout() *ScenarioWithout {
 	if x != nil {
 		return x.Without
+	}
+	return nil
+}
+
+func (x *ScenarioRule) GetSet() map[string]*structpb.Value {
+	if x != nil {
+		return x.Set
 	}
 	return nil
 }
@@ -1707,7 +1726,7 @@ const file_mesh_v1_scenario_proto_rawDesc = "" +
 	"apiVersion\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x126\n" +
 	"\bmetadata\x18\x03 \x01(\v2\x1a.headroom.mesh.v1.MetadataR\bmetadata\x122\n" +
-	"\x04spec\x18\x04 \x01(\v2\x1e.headroom.mesh.v1.ScenarioSpecR\x04spec\"\xe6\x06\n" +
+	"\x04spec\x18\x04 \x01(\v2\x1e.headroom.mesh.v1.ScenarioSpecR\x04spec\"\x84\a\n" +
 	"\fScenarioSpec\x12 \n" +
 	"\vdescription\x18\x01 \x01(\tR\vdescription\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12>\n" +
@@ -1726,7 +1745,8 @@ const file_mesh_v1_scenario_proto_rawDesc = "" +
 	"\bduration\x18\x0e \x01(\tR\bduration\x12;\n" +
 	"\x06policy\x18\x0f \x01(\v2#.headroom.mesh.v1.ServicePolicySpecR\x06policy\x124\n" +
 	"\x05rules\x18\x10 \x03(\v2\x1e.headroom.mesh.v1.ScenarioRuleR\x05rules\x125\n" +
-	"\x05sweep\x18\x11 \x01(\v2\x1f.headroom.mesh.v1.ScenarioSweepR\x05sweep\"\xc9\x02\n" +
+	"\x05sweep\x18\x11 \x01(\v2\x1f.headroom.mesh.v1.ScenarioSweepR\x05sweep\x12\x1c\n" +
+	"\tthreshold\x18\x12 \x01(\tR\tthreshold\"\xc9\x02\n" +
 	"\x10ScenarioReplicas\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x19\n" +
 	"\x05count\x18\x02 \x01(\rH\x00R\x05count\x88\x01\x01\x12\x1b\n" +
@@ -1855,11 +1875,15 @@ const file_mesh_v1_scenario_proto_rawDesc = "" +
 	"\x06_firstB\b\n" +
 	"\x06_countB\t\n" +
 	"\a_factorB\b\n" +
-	"\x06_share\"\x9c\x01\n" +
+	"\x06_share\"\xa7\x02\n" +
 	"\fScenarioRule\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12;\n" +
 	"\x06policy\x18\x02 \x01(\v2#.headroom.mesh.v1.ServicePolicySpecR\x06policy\x12;\n" +
-	"\awithout\x18\x03 \x01(\v2!.headroom.mesh.v1.ScenarioWithoutR\awithout\"\x90\x01\n" +
+	"\awithout\x18\x03 \x01(\v2!.headroom.mesh.v1.ScenarioWithoutR\awithout\x129\n" +
+	"\x03set\x18\x04 \x03(\v2'.headroom.mesh.v1.ScenarioRule.SetEntryR\x03set\x1aN\n" +
+	"\bSetEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12,\n" +
+	"\x05value\x18\x02 \x01(\v2\x16.google.protobuf.ValueR\x05value:\x028\x01\"\x90\x01\n" +
 	"\x0fScenarioWithout\x12\x18\n" +
 	"\areports\x18\x01 \x01(\bR\areports\x12%\n" +
 	"\x0eerror_aversion\x18\x02 \x01(\bR\rerrorAversion\x12 \n" +
@@ -1888,7 +1912,7 @@ func file_mesh_v1_scenario_proto_rawDescGZIP() []byte {
 	return file_mesh_v1_scenario_proto_rawDescData
 }
 
-var file_mesh_v1_scenario_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_mesh_v1_scenario_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_mesh_v1_scenario_proto_goTypes = []any{
 	(*Scenario)(nil),            // 0: headroom.mesh.v1.Scenario
 	(*ScenarioSpec)(nil),        // 1: headroom.mesh.v1.ScenarioSpec
@@ -1910,13 +1934,14 @@ var file_mesh_v1_scenario_proto_goTypes = []any{
 	(*ScenarioWithout)(nil),     // 17: headroom.mesh.v1.ScenarioWithout
 	(*ScenarioSweep)(nil),       // 18: headroom.mesh.v1.ScenarioSweep
 	(*ScenarioPoint)(nil),       // 19: headroom.mesh.v1.ScenarioPoint
-	nil,                         // 20: headroom.mesh.v1.ScenarioPoint.SetEntry
-	(*Metadata)(nil),            // 21: headroom.mesh.v1.Metadata
-	(*ServicePolicySpec)(nil),   // 22: headroom.mesh.v1.ServicePolicySpec
-	(*structpb.Value)(nil),      // 23: google.protobuf.Value
+	nil,                         // 20: headroom.mesh.v1.ScenarioRule.SetEntry
+	nil,                         // 21: headroom.mesh.v1.ScenarioPoint.SetEntry
+	(*Metadata)(nil),            // 22: headroom.mesh.v1.Metadata
+	(*ServicePolicySpec)(nil),   // 23: headroom.mesh.v1.ServicePolicySpec
+	(*structpb.Value)(nil),      // 24: google.protobuf.Value
 }
 var file_mesh_v1_scenario_proto_depIdxs = []int32{
-	21, // 0: headroom.mesh.v1.Scenario.metadata:type_name -> headroom.mesh.v1.Metadata
+	22, // 0: headroom.mesh.v1.Scenario.metadata:type_name -> headroom.mesh.v1.Metadata
 	1,  // 1: headroom.mesh.v1.Scenario.spec:type_name -> headroom.mesh.v1.ScenarioSpec
 	2,  // 2: headroom.mesh.v1.ScenarioSpec.replicas:type_name -> headroom.mesh.v1.ScenarioReplicas
 	3,  // 3: headroom.mesh.v1.ScenarioSpec.machines:type_name -> headroom.mesh.v1.ScenarioMachines
@@ -1928,7 +1953,7 @@ var file_mesh_v1_scenario_proto_depIdxs = []int32{
 	13, // 9: headroom.mesh.v1.ScenarioSpec.caller:type_name -> headroom.mesh.v1.ScenarioCaller
 	14, // 10: headroom.mesh.v1.ScenarioSpec.probes:type_name -> headroom.mesh.v1.ScenarioProbes
 	15, // 11: headroom.mesh.v1.ScenarioSpec.faults:type_name -> headroom.mesh.v1.ScenarioFault
-	22, // 12: headroom.mesh.v1.ScenarioSpec.policy:type_name -> headroom.mesh.v1.ServicePolicySpec
+	23, // 12: headroom.mesh.v1.ScenarioSpec.policy:type_name -> headroom.mesh.v1.ServicePolicySpec
 	16, // 13: headroom.mesh.v1.ScenarioSpec.rules:type_name -> headroom.mesh.v1.ScenarioRule
 	18, // 14: headroom.mesh.v1.ScenarioSpec.sweep:type_name -> headroom.mesh.v1.ScenarioSweep
 	4,  // 15: headroom.mesh.v1.ScenarioMachines.antagonists:type_name -> headroom.mesh.v1.ScenarioAntagonists
@@ -1937,17 +1962,19 @@ var file_mesh_v1_scenario_proto_depIdxs = []int32{
 	7,  // 18: headroom.mesh.v1.ScenarioWork.mix:type_name -> headroom.mesh.v1.ScenarioClass
 	9,  // 19: headroom.mesh.v1.ScenarioLoad.stages:type_name -> headroom.mesh.v1.ScenarioStage
 	6,  // 20: headroom.mesh.v1.ScenarioLoad.think:type_name -> headroom.mesh.v1.ScenarioWork
-	22, // 21: headroom.mesh.v1.ScenarioRule.policy:type_name -> headroom.mesh.v1.ServicePolicySpec
+	23, // 21: headroom.mesh.v1.ScenarioRule.policy:type_name -> headroom.mesh.v1.ServicePolicySpec
 	17, // 22: headroom.mesh.v1.ScenarioRule.without:type_name -> headroom.mesh.v1.ScenarioWithout
-	23, // 23: headroom.mesh.v1.ScenarioSweep.values:type_name -> google.protobuf.Value
-	19, // 24: headroom.mesh.v1.ScenarioSweep.points:type_name -> headroom.mesh.v1.ScenarioPoint
-	20, // 25: headroom.mesh.v1.ScenarioPoint.set:type_name -> headroom.mesh.v1.ScenarioPoint.SetEntry
-	23, // 26: headroom.mesh.v1.ScenarioPoint.SetEntry.value:type_name -> google.protobuf.Value
-	27, // [27:27] is the sub-list for method output_type
-	27, // [27:27] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	20, // 23: headroom.mesh.v1.ScenarioRule.set:type_name -> headroom.mesh.v1.ScenarioRule.SetEntry
+	24, // 24: headroom.mesh.v1.ScenarioSweep.values:type_name -> google.protobuf.Value
+	19, // 25: headroom.mesh.v1.ScenarioSweep.points:type_name -> headroom.mesh.v1.ScenarioPoint
+	21, // 26: headroom.mesh.v1.ScenarioPoint.set:type_name -> headroom.mesh.v1.ScenarioPoint.SetEntry
+	24, // 27: headroom.mesh.v1.ScenarioRule.SetEntry.value:type_name -> google.protobuf.Value
+	24, // 28: headroom.mesh.v1.ScenarioPoint.SetEntry.value:type_name -> google.protobuf.Value
+	29, // [29:29] is the sub-list for method output_type
+	29, // [29:29] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_mesh_v1_scenario_proto_init() }
@@ -1974,7 +2001,7 @@ func file_mesh_v1_scenario_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mesh_v1_scenario_proto_rawDesc), len(file_mesh_v1_scenario_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -166,11 +166,12 @@ func (p point) plan(rules []Rule) ([]Case, error) {
 		spec = new(meshv1.ScenarioSpec)
 	}
 	base := read(spec, &problems)
-	own := readRules(spec, &problems)
+	own := p.readRules(spec, &problems)
 	var cases []Case
 	for _, r := range rules {
-		c := Case{Scenario: p.doc.GetMetadata().GetName(), Rule: r.Name, Point: p.name, Load: statedLoad(base.Load), Config: base}
+		c := Case{Scenario: p.doc.GetMetadata().GetName(), Rule: r.Name, Point: p.name, Config: base}
 		own.apply(r, &c.Config, &problems)
+		c.Load = statedLoad(c.Config.Load)
 		cases = append(cases, c)
 	}
 	if err := problems.Err(); err != nil {

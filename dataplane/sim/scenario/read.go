@@ -21,14 +21,15 @@ const (
 func read(spec *meshv1.ScenarioSpec, problems *document.Problems) sim.Config {
 	r := reader{problems}
 	c := sim.Config{
-		Load:     r.load(orEmpty(spec.Load)),
-		Agents:   r.agents(spec.Agents),
-		Replicas: r.replicas(spec.Replicas),
-		Machines: r.machines(orEmpty(spec.Machines)),
-		Network:  r.network(orEmpty(spec.Network)),
-		Caller:   r.caller(orEmpty(spec.Caller)),
-		Probes:   r.probes(orEmpty(spec.Probes)),
-		Warmup:   r.duration("spec.warmup", spec.Warmup, document.Span{Min: time.Millisecond, Max: day, Off: true}),
+		Load:      r.load(orEmpty(spec.Load)),
+		Agents:    r.agents(spec.Agents),
+		Replicas:  r.replicas(spec.Replicas),
+		Machines:  r.machines(orEmpty(spec.Machines)),
+		Network:   r.network(orEmpty(spec.Network)),
+		Caller:    r.caller(orEmpty(spec.Caller)),
+		Probes:    r.probes(orEmpty(spec.Probes)),
+		Warmup:    r.duration("spec.warmup", spec.Warmup, document.Span{Min: time.Millisecond, Max: day, Off: true}),
+		Threshold: r.duration("spec.threshold", spec.Threshold, document.Span{Min: time.Microsecond, Max: day}),
 	}
 	c.Load.Work = r.work("spec.work", orEmpty(spec.Work))
 	c.Load.Items, c.Load.Zipf, c.Load.CacheHit = r.keys(spec.Keys)

@@ -15,9 +15,10 @@ type Row struct {
 	Point    string  `json:"point"`
 	Load     float64 `json:"load"` // see Case
 	Figures
-	TimeoutMS float64 `json:"timeout_ms"` // 0: none. Requests that timed out count with the time that took
-	Seed      uint64  `json:"seed"`
-	Runs      int     `json:"runs"`
+	TimeoutMS   float64 `json:"timeout_ms"`   // 0: none. Requests that timed out count with the time that took
+	ThresholdMS float64 `json:"threshold_ms"` // 0: none
+	Seed        uint64  `json:"seed"`
+	Runs        int     `json:"runs"`
 	// Low and High are the least and the greatest of each figure in all runs, if there are several.
 	Low  *Figures `json:"low,omitempty"`
 	High *Figures `json:"high,omitempty"`
@@ -31,6 +32,7 @@ type Figures struct {
 	Requests  float64 `json:"requests"`
 	ErrorRate float64 `json:"error_rate"`
 	Goodput   float64 `json:"goodput"` // successful requests a second
+	Late      float64 `json:"late"`    // part of the requests that failed or took longer than the threshold
 	MeanMS    float64 `json:"mean_ms"`
 	P50MS     float64 `json:"p50_ms"`
 	P90MS     float64 `json:"p90_ms"`
@@ -49,6 +51,7 @@ type Figures struct {
 	CPUP99            float64 `json:"cpu_p99"`
 	ProbesPerRequest  float64 `json:"probes_per_request"`
 	RetriesPerRequest float64 `json:"retries_per_request"`
+	RecoveryS         Seconds `json:"recovery_s"`
 	Errors            Errors  `json:"errors"`
 	Groups            []Group `json:"groups"`
 }
@@ -75,11 +78,11 @@ type Group struct {
 func newRow(c Case, seed uint64, results []sim.Result) Row {
 	row := Row{
 		Scenario: c.Scenario, Rule: c.Rule, Point: c.Point, Load: c.Load,
-		TimeoutMS: inMS(c.timeout()), Seed: seed, Runs: len(results), Case: c, Results: results,
+		TimeoutMS: inMS(c.timeout()), ThresholdMS: inMS(c.Config.Threshold), Seed: seed, Runs: len(results), Case: c, Results: results,
 	}
 	var all []Figures
 	for _, r := range results {
-		all = append(all, figures(r))
+		all = append(all, figures(c.Config, r))
 	}
 	row.Figures = combine(all, median)
 	if len(all) > 1 {
@@ -98,14 +101,15 @@ func (c Case) timeout() time.Duration {
 
 func inMS(d time.Duration) float64 { return d.Seconds() * 1000 }
 
-func figures(r sim.Result) Figures {
+func figures(c sim.Config, r sim.Result) Figures {
 	f := Figures{
-		Requests: float64(r.Requests), ErrorRate: r.ErrorRate, Goodput: r.Goodput,
+		Requests: float64(r.Requests), ErrorRate: r.ErrorRate, Goodput: r.Goodput, Late: r.Late,
 		MeanMS: inMS(r.Latency.Mean), P50MS: inMS(r.Latency.P50), P90MS: inMS(r.Latency.P90), P99MS: inMS(r.Latency.P99),
 		P999MS: inMS(r.Latency.P999), MaxMS: inMS(r.Latency.Max),
 		RIFMean: r.RIF.Mean, RIFP50: r.RIF.P50, RIFP90: r.RIF.P90, RIFP99: r.RIF.P99,
 		CPUMean: r.CPU.Mean, CPUP50: r.CPU.P50, CPUP90: r.CPU.P90, CPUP99: r.CPU.P99,
 		ProbesPerRequest: r.ProbesPerRequest, RetriesPerRequest: float64(r.Retries) / float64(max(r.Requests, 1)),
+		RecoveryS: recovery(c, r.Series),
 		Errors: Errors{
 			Timeout: float64(r.Errors.Timeout), Failed: float64(r.Errors.Failed), Refused: float64(r.Errors.Refused),
 			Unconnected: float64(r.Errors.Unconnected), Unplaced: float64(r.Errors.Unplaced), Unended: float64(r.Errors.Unended),
@@ -121,9 +125,9 @@ func figures(r sim.Result) Figures {
 // all returns every figure.
 func (f *Figures) all() []*float64 {
 	all := []*float64{
-		&f.Requests, &f.ErrorRate, &f.Goodput, &f.MeanMS, &f.P50MS, &f.P90MS, &f.P99MS, &f.P999MS, &f.MaxMS,
+		&f.Requests, &f.ErrorRate, &f.Goodput, &f.Late, &f.MeanMS, &f.P50MS, &f.P90MS, &f.P99MS, &f.P999MS, &f.MaxMS,
 		&f.RIFMean, &f.RIFP50, &f.RIFP90, &f.RIFP99, &f.CPUMean, &f.CPUP50, &f.CPUP90, &f.CPUP99,
-		&f.ProbesPerRequest, &f.RetriesPerRequest,
+		&f.ProbesPerRequest, &f.RetriesPerRequest, (*float64)(&f.RecoveryS),
 		&f.Errors.Timeout, &f.Errors.Failed, &f.Errors.Refused, &f.Errors.Unconnected, &f.Errors.Unplaced, &f.Errors.Unended,
 	}
 	for i := range f.Groups {
@@ -176,11 +180,11 @@ type Column struct {
 // Columns returns the figures that a table of all rows can have, under the names that they have in JSON.
 func (r Row) Columns() []Column {
 	return []Column{
-		{"load", r.Load}, {"requests", r.Requests}, {"error_rate", r.ErrorRate}, {"goodput", r.Goodput},
+		{"load", r.Load}, {"requests", r.Requests}, {"error_rate", r.ErrorRate}, {"goodput", r.Goodput}, {"late", r.Late},
 		{"mean_ms", r.MeanMS}, {"p50_ms", r.P50MS}, {"p90_ms", r.P90MS}, {"p99_ms", r.P99MS}, {"p999_ms", r.P999MS}, {"max_ms", r.MaxMS},
 		{"rif_mean", r.RIFMean}, {"rif_p50", r.RIFP50}, {"rif_p90", r.RIFP90}, {"rif_p99", r.RIFP99},
 		{"cpu_mean", r.CPUMean}, {"cpu_p50", r.CPUP50}, {"cpu_p90", r.CPUP90}, {"cpu_p99", r.CPUP99},
 		{"probes_per_request", r.ProbesPerRequest}, {"retries_per_request", r.RetriesPerRequest},
-		{"timeout_ms", r.TimeoutMS}, {"seed", float64(r.Seed)}, {"runs", float64(r.Runs)},
+		{"recovery_s", float64(r.RecoveryS)}, {"timeout_ms", r.TimeoutMS}, {"threshold_ms", r.ThresholdMS}, {"seed", float64(r.Seed)}, {"runs", float64(r.Runs)},
 	}
 }

@@ -2,10 +2,12 @@ package scenario
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/dataplane/sim"
@@ -36,9 +38,10 @@ type rule struct {
 	name    string
 	policy  policy.Policy
 	without sim.Without
+	config  *sim.Config // of the scenario as the rule changes it; nil: it doesn't
 }
 
-func readRules(spec *meshv1.ScenarioSpec, problems *document.Problems) rules {
+func (p point) readRules(spec *meshv1.ScenarioSpec, problems *document.Problems) rules {
 	r := rules{base: spec.GetPolicy()}
 	if r.base == nil {
 		r.base = new(meshv1.ServicePolicySpec)
@@ -61,13 +64,41 @@ func readRules(spec *meshv1.ScenarioSpec, problems *document.Problems) rules {
 			problems.Add(path+"name", "want a name that no other rule has, %s, got %q", nameForm, name)
 		}
 		names[name] = true
-		p, err := compile(r.merged(doc), path+"policy.")
+		compiled, err := compile(r.merged(doc), path+"policy.")
 		if err != nil {
 			addAll(problems, err)
 		}
-		r.own = append(r.own, rule{name, p, readWithout(doc.GetWithout())})
+		own := rule{name: name, policy: compiled, without: readWithout(doc.GetWithout())}
+		if len(doc.GetSet()) > 0 && problems.Err() == nil {
+			if own.config, err = p.under(doc.Set, path+"set"); err != nil {
+				addAll(problems, err)
+			}
+		}
+		r.own = append(r.own, own)
 	}
 	return r
+}
+
+// under returns what a scenario means under a rule that sets fields, which path says where to find.
+func (p point) under(set map[string]*structpb.Value, path string) (*sim.Config, error) {
+	var problems document.Problems
+	for _, field := range slices.Sorted(maps.Keys(set)) {
+		if steps, err := parsePath(field); err == nil && slices.Contains([]string{"policy", "rules", "sweep"}, steps[0].name) {
+			problems.Add(path, "%s: want another field: a rule can't set the scenario's %s", field, steps[0].name)
+		}
+	}
+	if problems.Err() != nil {
+		return nil, problems
+	}
+	changed := point{path: path}.with(p.doc, set)
+	if changed.err != nil {
+		return nil, changed.locate(changed.err)
+	}
+	config := read(changed.doc.Spec, &problems)
+	if err := problems.Err(); err != nil {
+		return nil, changed.locate(err)
+	}
+	return &config, nil
 }
 
 func readWithout(w *meshv1.ScenarioWithout) sim.Without {
@@ -134,14 +165,17 @@ func (r rules) apply(wanted Rule, c *sim.Config, problems *document.Problems) {
 		c.Policy = *wanted.Policy
 		return
 	}
-	c.Oracle = wanted.Name == Oracle
 	if i := slices.IndexFunc(r.own, func(own rule) bool { return own.name == wanted.Name }); i >= 0 {
-		c.Policy, c.Without = r.own[i].policy, r.own[i].without
+		if r.own[i].config != nil {
+			*c = *r.own[i].config
+		}
+		c.Policy, c.Without, c.Oracle = r.own[i].policy, r.own[i].without, wanted.Name == Oracle
 		return
 	}
 	if r.invalid {
 		return
 	}
+	c.Oracle = wanted.Name == Oracle
 	var err error
 	if c.Policy, err = compile(r.merged(&meshv1.ScenarioRule{Name: wanted.Name}), "spec.policy."); err != nil {
 		addAll(problems, err)

@@ -85,13 +85,6 @@ func (s Scenario) With(settings []Setting) (Scenario, error) {
 		if sweep := doc.Spec.Sweep; sweep != nil && sweep.Path != "" && overlap(set.Path, sweep.Path) {
 			doc.Spec.Sweep = nil
 		}
-		for _, p := range doc.Spec.GetSweep().GetPoints() {
-			for path := range p.Set {
-				if overlap(set.Path, path) {
-					return Scenario{}, fmt.Errorf("%s: each point of the sweep sets %s: leave the points out with sweep=null", set.Path, path)
-				}
-			}
-		}
 	}
 	var assignments []assignment
 	for _, set := range settings {
@@ -101,7 +94,31 @@ func (s Scenario) With(settings []Setting) (Scenario, error) {
 	if err != nil {
 		return Scenario{}, err
 	}
+	for _, set := range settings {
+		if err := conflict(changed.GetSpec(), set.Path); err != nil {
+			return Scenario{}, err
+		}
+	}
 	return checked(changed)
+}
+
+// conflict tells of points and rules that set anew what was set.
+func conflict(spec *meshv1.ScenarioSpec, path string) error {
+	for _, p := range spec.GetSweep().GetPoints() {
+		for other := range p.Set {
+			if overlap(path, other) {
+				return fmt.Errorf("%s: the point %s of the sweep sets %s: leave the points out with sweep=null", path, p.Name, other)
+			}
+		}
+	}
+	for i, r := range spec.GetRules() {
+		for other := range r.Set {
+			if overlap(path, other) {
+				return fmt.Errorf("%s: the rule %s sets %s: leave that out with rules[%d].set=null", path, r.Name, other, i)
+			}
+		}
+	}
+	return nil
 }
 
 // valueOf takes text for what it is in JSON, or else for itself.

@@ -12,6 +12,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/headroom-mesh/headroom/dataplane/sim"
 	"github.com/headroom-mesh/headroom/dataplane/sim/scenario"
 	"github.com/headroom-mesh/headroom/policy"
 )
@@ -46,6 +47,12 @@ func describe(t *testing.T, s scenario.Scenario) string {
 		}
 		if cfg.Without.Reports {
 			out.WriteString(", without reports")
+		}
+		if caller := cfg.Caller; caller != (sim.Caller{}) {
+			fmt.Fprintf(&out, ", %v, %d retries", caller.Timeout, caller.Retries)
+		}
+		if cfg.Threshold > 0 {
+			fmt.Fprintf(&out, ", late after %v", cfg.Threshold)
 		}
 		out.WriteString("\n")
 	}
@@ -93,6 +100,9 @@ func TestWith(t *testing.T) {
 		{"the sweep", swept, []scenario.Setting{{"sweep.values", "[0.9]"}}, "load 0.9"},
 		{"beside the sweep", swept, []scenario.Setting{{"duration", "7s"}}, "load 0.6"},
 		{"what points set", small + "  sweep: {points: [{name: a, set: {load.rate: 5}}]}\n", []scenario.Setting{{"load.rate", "7"}}, "sweep=null"},
+		{"instead of the points", small + "  sweep: {points: [{name: a, set: {load.rate: 5}}]}\n", []scenario.Setting{{"load.rate", "7"}, {"sweep", "null"}}, "load 7"},
+		{"what a rule sets", small + "  rules: [{name: c3, set: {load.rate: 5}}]\n", []scenario.Setting{{"load.rate", "7"}}, "rules[0].set=null"},
+		{"instead of what a rule sets", small + "  rules: [{name: c3, set: {load.rate: 5}}]\n", []scenario.Setting{{"load.rate", "7"}, {"rules[0].set", "null"}}, "load 7"},
 		{"no such field", small, []scenario.Setting{{"load.rat", "1"}}, "spec.load.rat: no such field; did you mean rate?"},
 		{"no path", small, []scenario.Setting{{"load..rate", "1"}}, "load..rate: want the path of a field"},
 		{"beyond a list", small, []scenario.Setting{{"replicas[2].count", "1"}}, "replicas[2].count: there is no [2]: the list has 1, counted from 0"},
@@ -236,6 +246,7 @@ spec:
   - {kind: fail, share: 0.5, latency: 1ms}
   warmup: 1s
   duration: 1s
+  threshold: 1s
   rules:
   - {name: a, without: {reports: true, errorAversion: true, utilization: true, ejection: true}}
   - {name: oracle}
