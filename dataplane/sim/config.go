@@ -147,32 +147,41 @@ type Group struct {
 
 // Machines are what the replicas of kind CPU run on, each on one of its own, together with antagonists.
 //
-// A machine has Cores. Antagonists want D of them, which changes with time. A replica with RIF requests wants
-// W = min(RIF, Most) cores. If W <= Allocation or W+D <= Cores it gets W. Else the machine is full, and it gets
-// max(Cores-D, Hobble*Allocation), but no more than W. Work on it goes at speed Speed * (1 - Interference*x), where x
-// goes from 0 to 1 as the busy part of the machine, min(1, (W+D)/Cores), goes from InterferenceFrom to 1.
+// A machine has Cores. Antagonists want D of them, which changes with time. That leaves S = max(Cores-D, Allocation) for
+// the replica, which with RIF requests wants W = min(RIF, Most) cores and gets min(W, S). Whoever wants more than there is
+// for long is taken for a hog, and hobbled: while W, averaged over HobbleAfter, exceeds S, and W did so since it was last
+// satisfied, the replica gets Hobble*(Allocation + (1-HobbleLoses)*(S-Allocation)) cores at most. Work on it goes at speed
+// Speed * (1 - Interference*x), where x goes from 0 to 1 as the busy part of the machine, min(1, (W+D)/Cores), goes from
+// InterferenceFrom to 1.
 type Machines struct {
 	Cores      float64 // 0: 64
 	Allocation float64 // cores guaranteed to the replica. 0: a tenth of Cores
 	Most       float64 // cores that the replica can use. 0: Cores
-	Hobble     float64 // what is left of the allocation of a replica that is held to it. 0: 1, all
+	// Hobble is the part that a hobbled replica keeps of what there is for it. 0: 1, all
+	Hobble float64
+	// HobbleLoses is the part that a hobbled replica loses beforehand of the cores that are idle beyond its allocation. 0: none.
+	HobbleLoses float64
+	// HobbleAfter is the time over which what the replica wants is averaged (exponentially). 0: it is hobbled at once.
+	HobbleAfter time.Duration
 	// Interference is how much slower work is on a machine that is busy all over. 0: no slower.
 	Interference     float64
 	InterferenceFrom float64 // busy part of the machine at which interference begins. 0: only on a full machine
 	Antagonists      Antagonists
 }
 
-// Antagonists take cores of a machine. Their demand is a level drawn uniformly from a range, which lasts for an
-// exponential time; then another level is drawn. Levels are light or heavy.
+// Antagonists take cores of a machine. Their demand lasts for an exponential time; then another is drawn: first its level,
+// then the demand, uniformly from the level's range.
 type Antagonists struct {
-	Light Range // demand of light levels, in parts of the machine
-	Heavy Range // demand of heavy levels; above 1 is more than there is
-	// HeavyShare is the part of machines that bear heavy levels, on average over time.
-	HeavyShare float64
-	LightLasts time.Duration // on average. 0: for ever
-	HeavyLasts time.Duration // on average. 0: as LightLasts
-	// Stay keeps heavy levels on the machines that had them first. Else they move from machine to machine.
+	Levels []Level       // at most 8. None: no antagonists
+	Lasts  time.Duration // on average. 0: for ever
+	// Stay keeps levels on the machines that had them first. Else they move from machine to machine.
 	Stay bool
+}
+
+// Level is a kind of machine, by how busy its antagonists are.
+type Level struct {
+	Share  float64 // of machines, on average over time, in proportion to the shares of all levels
+	Demand Range   // in parts of the machine; above 1 is more than there is
 }
 
 // Range is an interval of numbers.

@@ -1,22 +1,49 @@
 package sim
 
-import "math/rand/v2"
+import (
+	"math"
+	"math/rand/v2"
+)
 
 // machine is what one replica and its antagonists run on.
 type machine struct {
 	Machines
-	demand float64 // of antagonists, in cores
-	heavy  bool
+	level    int
+	demand   float64 // of antagonists, in cores
+	wanted   float64 // by the replica, in cores
+	pressure float64 // wanted, averaged
+	hobbled  bool
 }
 
 // grant returns the cores that a number of requests get, and the speed of each.
 func (m *machine) grant(requests float64) (cores, quick float64) {
-	wanted := min(requests, m.Most)
-	cores = wanted
-	if wanted > m.Allocation && wanted+m.demand > m.Cores {
-		cores = min(wanted, max(m.Cores-m.demand, m.Hobble*m.Allocation))
+	m.wanted = min(requests, m.Most)
+	there := max(m.Cores-m.demand, m.Allocation)
+	pressed := m.HobbleAfter == 0 || m.pressure > there
+	switch {
+	case !pressed:
+		m.hobbled = false
+	case m.wanted > there:
+		m.hobbled = true
+	case m.wanted <= m.left(there):
+		m.hobbled = false
 	}
-	return cores, 1 - m.Interference*m.crowding(wanted)
+	if m.hobbled {
+		there = m.left(there)
+	}
+	return min(m.wanted, there), 1 - m.Interference*m.crowding(m.wanted)
+}
+
+// left returns how many of the cores that are there a hobbled replica gets.
+func (m *machine) left(there float64) float64 {
+	return m.Hobble * (m.Allocation + (1-m.HobbleLoses)*(there-m.Allocation))
+}
+
+// pass lets time go by.
+func (m *machine) pass(nanoseconds float64) {
+	if m.HobbleAfter > 0 {
+		m.pressure = m.wanted + (m.pressure-m.wanted)*math.Exp(-nanoseconds/float64(m.HobbleAfter))
+	}
 }
 
 // crowding goes from 0 to 1 as the busy part of the machine goes from InterferenceFrom to 1.
@@ -31,7 +58,7 @@ func (m *machine) crowding(wanted float64) float64 {
 	return max(0, (busy-m.InterferenceFrom)/(1-m.InterferenceFrom))
 }
 
-// addAntagonists gives every machine a first level: as many as HeavyShare says are heavy.
+// addAntagonists gives every machine a first level: each level as many machines as its share says.
 func (s *simulation) addAntagonists() {
 	var cpus []*replica
 	for i := range s.replicas {
@@ -39,42 +66,48 @@ func (s *simulation) addAntagonists() {
 			cpus = append(cpus, &s.replicas[i])
 		}
 	}
-	rng := s.randoms.antagonists
-	heavy := int(s.cfg.Machines.Antagonists.HeavyShare*float64(len(cpus)) + 0.5)
-	for i, at := range rng.Perm(len(cpus)) {
-		cpus[at].machine.heavy = i < heavy
+	a := s.cfg.Machines.Antagonists
+	if len(a.Levels) == 0 {
+		return
+	}
+	for i, at := range s.randoms.antagonists.Perm(len(cpus)) {
+		cpus[at].machine.level = a.level((float64(i) + 0.5) / float64(len(cpus)))
 	}
 	for _, r := range cpus {
-		s.drawLevel(r)
+		s.drawDemand(r)
 	}
 }
 
-// changeLevel ends a level of antagonists and draws the next.
+// level returns the level at a point from 0 to 1 of all levels laid end to end.
+func (a Antagonists) level(point float64) int {
+	total := 0.0
+	for _, l := range a.Levels {
+		total += l.Share
+	}
+	point *= total
+	for i, l := range a.Levels {
+		if point -= l.Share; point < 0 {
+			return i
+		}
+	}
+	return len(a.Levels) - 1
+}
+
+// changeLevel ends a demand of antagonists and draws the next.
 func (s *simulation) changeLevel(r *replica) {
 	m := &r.machine
-	if a := m.Antagonists; !a.Stay {
-		m.heavy = s.randoms.antagonists.Float64() < a.heavyLevels()
+	if !m.Antagonists.Stay {
+		m.level = m.Antagonists.level(s.randoms.antagonists.Float64())
 	}
 	r.advance(s.now)
-	s.drawLevel(r)
+	s.drawDemand(r)
 	s.settle(r)
 }
 
-// heavyLevels returns the part of levels that must be heavy for HeavyShare of the time to be.
-func (a Antagonists) heavyLevels() float64 {
-	heavy := a.HeavyShare / a.HeavyLasts.Seconds()
-	light := (1 - a.HeavyShare) / a.LightLasts.Seconds()
-	return heavy / (heavy + light)
-}
-
-func (s *simulation) drawLevel(r *replica) {
+func (s *simulation) drawDemand(r *replica) {
 	m, rng := &r.machine, s.randoms.antagonists
-	demand, lasts := m.Antagonists.Light, m.Antagonists.LightLasts
-	if m.heavy {
-		demand, lasts = m.Antagonists.Heavy, m.Antagonists.HeavyLasts
-	}
-	m.demand = demand.draw(rng) * m.Cores
-	if lasts > 0 {
+	m.demand = m.Antagonists.Levels[m.level].Demand.draw(rng) * m.Cores
+	if lasts := m.Antagonists.Lasts; lasts > 0 {
 		s.put(int64(rng.ExpFloat64()*float64(lasts)), level, int32(r.index))
 	}
 }

@@ -84,7 +84,7 @@ func (s *simulation) addReplicas() {
 func newReplica(c Config, g Group, group, index int) replica {
 	r := replica{
 		index: index, group: group, zone: g.Zone, weight: int32(g.Weight), serve: g.Serve, slots: g.Slots, queue: g.Queue,
-		speed: g.Speed, slow: 1, tracker: new(load.Tracker), cache: newLRU(g.Cache), registered: !g.Absent, wake: never,
+		speed: g.Speed, slow: 1, tracker: newTracker(c.Policy), cache: newLRU(g.Cache), registered: !g.Absent, wake: never,
 	}
 	switch g.Serve {
 	case CPU:
@@ -101,6 +101,12 @@ func newReplica(c Config, g Group, group, index int) replica {
 		r.keys = load.NewKeys(c.Policy.PrequalSync.Keys)
 	}
 	return r
+}
+
+func newTracker(p policy.Policy) *load.Tracker {
+	t := new(load.Tracker)
+	t.ByMedian(p.Prequal.Latency == policy.LatencyMedian)
+	return t
 }
 
 func (r *replica) record() registry.Endpoint {
@@ -205,6 +211,7 @@ func (r *replica) advance(now int64) {
 	if passed := float64(now - r.updated); passed > 0 {
 		r.attained += r.rate * passed
 		r.used += r.cores * passed
+		r.machine.pass(passed)
 	}
 	r.updated = now
 }

@@ -143,6 +143,7 @@ func playScript(g Group, m Machines, script []scripted) []int64 {
 
 // stepThrough does the same in steps.
 func stepThrough(g Group, m Machines, script []scripted, step int64) []int64 {
+	hobbled := false
 	type request struct {
 		left float64
 		gone bool
@@ -178,10 +179,16 @@ func stepThrough(g Group, m Machines, script []scripted, step int64) []int64 {
 		each := g.Speed
 		if n := float64(len(served)); g.Serve == CPU && n > 0 {
 			wanted := math.Min(n, m.Most)
-			cores := wanted
-			if wanted > m.Allocation && wanted+demand > m.Cores {
-				cores = math.Min(wanted, math.Max(m.Cores-demand, m.Hobble*m.Allocation))
+			cores, there := wanted, math.Max(m.Cores-demand, m.Allocation)
+			if wanted > there {
+				hobbled = true
+			} else if wanted <= m.Hobble*there {
+				hobbled = false
 			}
+			if hobbled {
+				there *= m.Hobble
+			}
+			cores = math.Min(wanted, there)
 			busy := math.Min(1, (wanted+demand)/m.Cores)
 			slower := m.Interference * math.Max(0, (busy-m.InterferenceFrom)/(1-m.InterferenceFrom))
 			each *= cores / n * (1 - slower)

@@ -137,7 +137,7 @@ func testbed(load float64, rule policy.Balancer) sim.Config {
 		Agents:   []sim.Agents{{Count: 20}},
 		Replicas: []sim.Group{{Count: 20}},
 		Machines: sim.Machines{Antagonists: sim.Antagonists{
-			Light: sim.Range{Min: 0.2, Max: 0.8}, Heavy: sim.Range{Min: 1, Max: 1.2}, HeavyShare: 0.1, LightLasts: 3 * sec,
+			Levels: []sim.Level{{Share: 0.9, Demand: sim.Range{Min: 0.2, Max: 0.8}}, {Share: 0.1, Demand: sim.Range{Min: 1, Max: 1.2}}}, Lasts: 3 * sec,
 		}},
 		Warmup:   3 * sec,
 		Duration: 12 * sec,
@@ -368,7 +368,7 @@ func TestValidateTellsAll(t *testing.T) {
 			Work: sim.Work{Distribution: "cauchy", Mean: -sec}, Zipf: math.Inf(1),
 		},
 		Replicas: []sim.Group{{Serve: sim.Delay, Slots: 2, Speed: -1}, {Serve: "magic", Count: -4}},
-		Machines: sim.Machines{Cores: 4, Allocation: 8, Hobble: 2, Antagonists: sim.Antagonists{Light: sim.Range{Min: 2, Max: 1}}},
+		Machines: sim.Machines{Cores: 4, Allocation: 8, Hobble: 2, Antagonists: sim.Antagonists{Levels: []sim.Level{{Demand: sim.Range{Min: 2, Max: 1}}}}},
 		Faults:   []sim.Fault{{Kind: "flood", Group: "x"}, {Kind: sim.Slow, Lasts: -1}},
 	}
 	err := c.Validate()
@@ -381,7 +381,7 @@ func TestValidateTellsAll(t *testing.T) {
 		"Load.OfCapacity: the capacity of Replicas[0] has no limit", `Load.Work.Distribution: want one of ["" "fixed"`, "Load.Work.Mean",
 		"Load.Zipf", "Agents: want one group", "Replicas[0].Speed", "Replicas[0]: only replicas that serve by slots", "Replicas[1].Count",
 		`Replicas[1].Serve: want one of ["" "cpu" "slots" "delay"], got "magic"`, "Machines.Allocation: want 4 cores at most, got 8", "Machines.Hobble",
-		"Machines.Antagonists.Light: want Min from 0 to Max, got 2 to 1", "Faults[0].Kind", `Faults[0].Group: no group of replicas is named "x"`,
+		"Machines.Antagonists.Levels[0].Share: want", "Machines.Antagonists.Levels[0].Demand: want Min from 0 to Max, got 2 to 1", "Faults[0].Kind", `Faults[0].Group: no group of replicas is named "x"`,
 		"Faults[1].Factor", "Faults[1].Lasts",
 	} {
 		if !strings.Contains(err.Error(), want) {

@@ -54,7 +54,6 @@ func (m Machines) withDefaults() Machines {
 	otherwise(&m.Most, m.Cores)
 	otherwise(&m.Hobble, 1)
 	otherwise(&m.InterferenceFrom, 1)
-	otherwise(&m.Antagonists.HeavyLasts, m.Antagonists.LightLasts)
 	return m
 }
 
@@ -173,15 +172,19 @@ func (m Machines) validate(p *problems) {
 	p.check(d.Allocation <= d.Cores, "Machines.Allocation: want %v cores at most, got %v", d.Cores, d.Allocation)
 	p.number("Machines.Most", m.Most)
 	p.share("Machines.Hobble", m.Hobble)
+	p.share("Machines.HobbleLoses", m.HobbleLoses)
+	p.notNegative("Machines.HobbleAfter", m.HobbleAfter)
 	p.share("Machines.Interference", m.Interference)
 	p.check(m.Interference < 1, "Machines.Interference: want less than 1, or nothing would be done")
 	p.share("Machines.InterferenceFrom", m.InterferenceFrom)
 	a := m.Antagonists
-	a.Light.validate(p, "Machines.Antagonists.Light")
-	a.Heavy.validate(p, "Machines.Antagonists.Heavy")
-	p.share("Machines.Antagonists.HeavyShare", a.HeavyShare)
-	p.notNegative("Machines.Antagonists.LightLasts", a.LightLasts)
-	p.notNegative("Machines.Antagonists.HeavyLasts", a.HeavyLasts)
+	p.check(len(a.Levels) <= 8, "Machines.Antagonists.Levels: want 8 at most, got %d", len(a.Levels))
+	for i, l := range a.Levels {
+		at := fmt.Sprintf("Machines.Antagonists.Levels[%d]", i)
+		p.check(l.Share > 0 && !math.IsInf(l.Share, 1), "%s.Share: want a number above 0, got %v", at, l.Share)
+		l.Demand.validate(p, at+".Demand")
+	}
+	p.notNegative("Machines.Antagonists.Lasts", a.Lasts)
 }
 
 func (g Range) validate(p *problems, at string) {

@@ -424,10 +424,9 @@ func (x *ScenarioReplicas) GetAbsent() bool {
 	return false
 }
 
-// ScenarioMachines are what replicas of kind cpu run on, each on a machine of its own, beside antagonists. A replica with
-// as many requests as cores, or more, wants all cores that it can use, W; antagonists want D. While W is within the
-// allocation, or W + D within the machine, the replica gets W; else it gets what D leaves, and at least its (hobbled)
-// allocation.
+// ScenarioMachines are what replicas of kind cpu run on, each on a machine of its own, beside antagonists. Antagonists
+// want D of its cores. That leaves what is idle, and at least the allocation, to the replica, which wants a core for each
+// of its requests. A replica that wants more than is left to it for long is hobbled until it is content with that.
 type ScenarioMachines struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Cores of a machine: above 0, to 4096. Default 64.
@@ -436,8 +435,13 @@ type ScenarioMachines struct {
 	Allocation *float64 `protobuf:"fixed64,2,opt,name=allocation,proto3,oneof" json:"allocation,omitempty"`
 	// Cores that the replica can use if they are idle: above 0, to 4096. Left out, all.
 	Most *float64 `protobuf:"fixed64,3,opt,name=most,proto3,oneof" json:"most,omitempty"`
-	// What is left of the allocation of a replica that is held to it: above 0, to 1. Default 1.
+	// What a hobbled replica keeps of the cores left to it: above 0, to 1. Default 1.
 	Hobble *float64 `protobuf:"fixed64,4,opt,name=hobble,proto3,oneof" json:"hobble,omitempty"`
+	// What a hobbled replica loses beforehand of the idle cores beyond its allocation: 0 to 1. Default 0.
+	HobbleLoses *float64 `protobuf:"fixed64,8,opt,name=hobble_loses,json=hobbleLoses,proto3,oneof" json:"hobble_loses,omitempty"`
+	// Time over which the cores that the replica wants are averaged, exponentially, to tell whether it wants too many for
+	// long: 1ms to 24h, or "0s": it is hobbled at once. Default 0s.
+	HobbleAfter string `protobuf:"bytes,9,opt,name=hobble_after,json=hobbleAfter,proto3" json:"hobble_after,omitempty"`
 	// How much slower work is on a machine that is busy all over, as caches and cores are shared: 0 to 0.99. Default 0.
 	Interference *float64 `protobuf:"fixed64,5,opt,name=interference,proto3,oneof" json:"interference,omitempty"`
 	// Busy part of the machine from which on interference grows: above 0, to 1. Default 1.
@@ -506,6 +510,20 @@ func (x *ScenarioMachines) GetHobble() float64 {
 	return 0
 }
 
+func (x *ScenarioMachines) GetHobbleLoses() float64 {
+	if x != nil && x.HobbleLoses != nil {
+		return *x.HobbleLoses
+	}
+	return 0
+}
+
+func (x *ScenarioMachines) GetHobbleAfter() string {
+	if x != nil {
+		return x.HobbleAfter
+	}
+	return ""
+}
+
 func (x *ScenarioMachines) GetInterference() float64 {
 	if x != nil && x.Interference != nil {
 		return *x.Interference
@@ -527,22 +545,16 @@ func (x *ScenarioMachines) GetAntagonists() *ScenarioAntagonists {
 	return nil
 }
 
-// ScenarioAntagonists take cores of the machines. What they want of a machine is a level, drawn uniformly from a range,
-// that lasts an exponential time; then another one is drawn. Levels are light or heavy.
+// ScenarioAntagonists take cores of the machines. What they want of a machine lasts an exponential time; then another
+// demand is drawn: first its level, then the demand, uniformly from the level's range.
 type ScenarioAntagonists struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Light levels, in parts of the machine.
-	Light *ScenarioRange `protobuf:"bytes,1,opt,name=light,proto3" json:"light,omitempty"`
-	// Heavy levels, in parts of the machine; above 1 is more than there is.
-	Heavy *ScenarioRange `protobuf:"bytes,2,opt,name=heavy,proto3" json:"heavy,omitempty"`
-	// Part of the machines that have a heavy level, on average: 0 to 1. Default 0.
-	HeavyShare *float64 `protobuf:"fixed64,3,opt,name=heavy_share,json=heavyShare,proto3,oneof" json:"heavy_share,omitempty"`
-	// How long light levels last on average: 1ms to 24h, or "0s", for ever. Default 0s.
-	LightLasts string `protobuf:"bytes,4,opt,name=light_lasts,json=lightLasts,proto3" json:"light_lasts,omitempty"`
-	// How long heavy levels last on average: 1ms to 24h. Left out, as long as light ones.
-	HeavyLasts string `protobuf:"bytes,5,opt,name=heavy_lasts,json=heavyLasts,proto3" json:"heavy_lasts,omitempty"`
-	// Heavy levels stay on the machines that had them first. Else they move about.
-	Stay          bool `protobuf:"varint,6,opt,name=stay,proto3" json:"stay,omitempty"`
+	// Kinds of machines, by how busy antagonists keep them: 1 to 8.
+	Levels []*ScenarioLevel `protobuf:"bytes,1,rep,name=levels,proto3" json:"levels,omitempty"`
+	// How long a demand lasts on average: 1ms to 24h, or "0s", for ever. Default 0s.
+	Lasts string `protobuf:"bytes,2,opt,name=lasts,proto3" json:"lasts,omitempty"`
+	// Levels stay on the machines that had them first. Else they move about.
+	Stay          bool `protobuf:"varint,3,opt,name=stay,proto3" json:"stay,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -577,37 +589,16 @@ func (*ScenarioAntagonists) Descriptor() ([]byte, []int) {
 	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{4}
 }
 
-func (x *ScenarioAntagonists) GetLight() *ScenarioRange {
+func (x *ScenarioAntagonists) GetLevels() []*ScenarioLevel {
 	if x != nil {
-		return x.Light
+		return x.Levels
 	}
 	return nil
 }
 
-func (x *ScenarioAntagonists) GetHeavy() *ScenarioRange {
+func (x *ScenarioAntagonists) GetLasts() string {
 	if x != nil {
-		return x.Heavy
-	}
-	return nil
-}
-
-func (x *ScenarioAntagonists) GetHeavyShare() float64 {
-	if x != nil && x.HeavyShare != nil {
-		return *x.HeavyShare
-	}
-	return 0
-}
-
-func (x *ScenarioAntagonists) GetLightLasts() string {
-	if x != nil {
-		return x.LightLasts
-	}
-	return ""
-}
-
-func (x *ScenarioAntagonists) GetHeavyLasts() string {
-	if x != nil {
-		return x.HeavyLasts
+		return x.Lasts
 	}
 	return ""
 }
@@ -617,6 +608,61 @@ func (x *ScenarioAntagonists) GetStay() bool {
 		return x.Stay
 	}
 	return false
+}
+
+// ScenarioLevel is a kind of machine, by how busy antagonists keep it.
+type ScenarioLevel struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Share of the machines, on average over time, in proportion to the shares of all levels: above 0, to 1000. Required.
+	Share *float64 `protobuf:"fixed64,1,opt,name=share,proto3,oneof" json:"share,omitempty"`
+	// What antagonists want, in parts of the machine; above 1 is more than there is.
+	Demand        *ScenarioRange `protobuf:"bytes,2,opt,name=demand,proto3" json:"demand,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScenarioLevel) Reset() {
+	*x = ScenarioLevel{}
+	mi := &file_mesh_v1_scenario_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScenarioLevel) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScenarioLevel) ProtoMessage() {}
+
+func (x *ScenarioLevel) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_scenario_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScenarioLevel.ProtoReflect.Descriptor instead.
+func (*ScenarioLevel) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ScenarioLevel) GetShare() float64 {
+	if x != nil && x.Share != nil {
+		return *x.Share
+	}
+	return 0
+}
+
+func (x *ScenarioLevel) GetDemand() *ScenarioRange {
+	if x != nil {
+		return x.Demand
+	}
+	return nil
 }
 
 // ScenarioRange is an interval of numbers.
@@ -632,7 +678,7 @@ type ScenarioRange struct {
 
 func (x *ScenarioRange) Reset() {
 	*x = ScenarioRange{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[5]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -644,7 +690,7 @@ func (x *ScenarioRange) String() string {
 func (*ScenarioRange) ProtoMessage() {}
 
 func (x *ScenarioRange) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[5]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -657,7 +703,7 @@ func (x *ScenarioRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioRange.ProtoReflect.Descriptor instead.
 func (*ScenarioRange) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{5}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ScenarioRange) GetMin() float64 {
@@ -692,7 +738,7 @@ type ScenarioWork struct {
 
 func (x *ScenarioWork) Reset() {
 	*x = ScenarioWork{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[6]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -704,7 +750,7 @@ func (x *ScenarioWork) String() string {
 func (*ScenarioWork) ProtoMessage() {}
 
 func (x *ScenarioWork) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[6]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -717,7 +763,7 @@ func (x *ScenarioWork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioWork.ProtoReflect.Descriptor instead.
 func (*ScenarioWork) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{6}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ScenarioWork) GetDistribution() string {
@@ -765,7 +811,7 @@ type ScenarioClass struct {
 
 func (x *ScenarioClass) Reset() {
 	*x = ScenarioClass{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[7]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +823,7 @@ func (x *ScenarioClass) String() string {
 func (*ScenarioClass) ProtoMessage() {}
 
 func (x *ScenarioClass) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[7]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +836,7 @@ func (x *ScenarioClass) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioClass.ProtoReflect.Descriptor instead.
 func (*ScenarioClass) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{7}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ScenarioClass) GetShare() float64 {
@@ -843,7 +889,7 @@ type ScenarioLoad struct {
 
 func (x *ScenarioLoad) Reset() {
 	*x = ScenarioLoad{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[8]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -855,7 +901,7 @@ func (x *ScenarioLoad) String() string {
 func (*ScenarioLoad) ProtoMessage() {}
 
 func (x *ScenarioLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[8]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -868,7 +914,7 @@ func (x *ScenarioLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioLoad.ProtoReflect.Descriptor instead.
 func (*ScenarioLoad) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{8}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ScenarioLoad) GetRate() float64 {
@@ -933,7 +979,7 @@ type ScenarioStage struct {
 
 func (x *ScenarioStage) Reset() {
 	*x = ScenarioStage{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[9]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -945,7 +991,7 @@ func (x *ScenarioStage) String() string {
 func (*ScenarioStage) ProtoMessage() {}
 
 func (x *ScenarioStage) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[9]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -958,7 +1004,7 @@ func (x *ScenarioStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioStage.ProtoReflect.Descriptor instead.
 func (*ScenarioStage) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{9}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ScenarioStage) GetLasts() string {
@@ -1012,7 +1058,7 @@ type ScenarioKeys struct {
 
 func (x *ScenarioKeys) Reset() {
 	*x = ScenarioKeys{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[10]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1070,7 @@ func (x *ScenarioKeys) String() string {
 func (*ScenarioKeys) ProtoMessage() {}
 
 func (x *ScenarioKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[10]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1083,7 @@ func (x *ScenarioKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioKeys.ProtoReflect.Descriptor instead.
 func (*ScenarioKeys) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{10}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ScenarioKeys) GetItems() uint32 {
@@ -1076,7 +1122,7 @@ type ScenarioAgents struct {
 
 func (x *ScenarioAgents) Reset() {
 	*x = ScenarioAgents{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[11]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1088,7 +1134,7 @@ func (x *ScenarioAgents) String() string {
 func (*ScenarioAgents) ProtoMessage() {}
 
 func (x *ScenarioAgents) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[11]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1101,7 +1147,7 @@ func (x *ScenarioAgents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioAgents.ProtoReflect.Descriptor instead.
 func (*ScenarioAgents) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{11}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ScenarioAgents) GetCount() uint32 {
@@ -1140,7 +1186,7 @@ type ScenarioNetwork struct {
 
 func (x *ScenarioNetwork) Reset() {
 	*x = ScenarioNetwork{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[12]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1152,7 +1198,7 @@ func (x *ScenarioNetwork) String() string {
 func (*ScenarioNetwork) ProtoMessage() {}
 
 func (x *ScenarioNetwork) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[12]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1165,7 +1211,7 @@ func (x *ScenarioNetwork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioNetwork.ProtoReflect.Descriptor instead.
 func (*ScenarioNetwork) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{12}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ScenarioNetwork) GetDelay() string {
@@ -1206,7 +1252,7 @@ type ScenarioCaller struct {
 
 func (x *ScenarioCaller) Reset() {
 	*x = ScenarioCaller{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[13]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1218,7 +1264,7 @@ func (x *ScenarioCaller) String() string {
 func (*ScenarioCaller) ProtoMessage() {}
 
 func (x *ScenarioCaller) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[13]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1231,7 +1277,7 @@ func (x *ScenarioCaller) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioCaller.ProtoReflect.Descriptor instead.
 func (*ScenarioCaller) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{13}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ScenarioCaller) GetTimeout() string {
@@ -1277,7 +1323,7 @@ type ScenarioProbes struct {
 
 func (x *ScenarioProbes) Reset() {
 	*x = ScenarioProbes{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[14]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1289,7 +1335,7 @@ func (x *ScenarioProbes) String() string {
 func (*ScenarioProbes) ProtoMessage() {}
 
 func (x *ScenarioProbes) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[14]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1302,7 +1348,7 @@ func (x *ScenarioProbes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioProbes.ProtoReflect.Descriptor instead.
 func (*ScenarioProbes) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{14}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ScenarioProbes) GetIdleEvery() string {
@@ -1357,7 +1403,7 @@ type ScenarioFault struct {
 
 func (x *ScenarioFault) Reset() {
 	*x = ScenarioFault{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[15]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1415,7 @@ func (x *ScenarioFault) String() string {
 func (*ScenarioFault) ProtoMessage() {}
 
 func (x *ScenarioFault) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[15]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1428,7 @@ func (x *ScenarioFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioFault.ProtoReflect.Descriptor instead.
 func (*ScenarioFault) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{15}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ScenarioFault) GetKind() string {
@@ -1467,7 +1513,7 @@ type ScenarioRule struct {
 
 func (x *ScenarioRule) Reset() {
 	*x = ScenarioRule{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[16]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +1525,7 @@ func (x *ScenarioRule) String() string {
 func (*ScenarioRule) ProtoMessage() {}
 
 func (x *ScenarioRule) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[16]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +1538,7 @@ func (x *ScenarioRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioRule.ProtoReflect.Descriptor instead.
 func (*ScenarioRule) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{16}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ScenarioRule) GetName() string {
@@ -1540,7 +1586,7 @@ type ScenarioWithout struct {
 
 func (x *ScenarioWithout) Reset() {
 	*x = ScenarioWithout{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[17]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1598,7 @@ func (x *ScenarioWithout) String() string {
 func (*ScenarioWithout) ProtoMessage() {}
 
 func (x *ScenarioWithout) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[17]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1611,7 @@ func (x *ScenarioWithout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioWithout.ProtoReflect.Descriptor instead.
 func (*ScenarioWithout) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{17}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ScenarioWithout) GetReports() bool {
@@ -1612,7 +1658,7 @@ type ScenarioSweep struct {
 
 func (x *ScenarioSweep) Reset() {
 	*x = ScenarioSweep{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[18]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1624,7 +1670,7 @@ func (x *ScenarioSweep) String() string {
 func (*ScenarioSweep) ProtoMessage() {}
 
 func (x *ScenarioSweep) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[18]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1637,7 +1683,7 @@ func (x *ScenarioSweep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioSweep.ProtoReflect.Descriptor instead.
 func (*ScenarioSweep) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{18}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ScenarioSweep) GetPath() string {
@@ -1674,7 +1720,7 @@ type ScenarioPoint struct {
 
 func (x *ScenarioPoint) Reset() {
 	*x = ScenarioPoint{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[19]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1686,7 +1732,7 @@ func (x *ScenarioPoint) String() string {
 func (*ScenarioPoint) ProtoMessage() {}
 
 func (x *ScenarioPoint) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[19]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1699,7 +1745,7 @@ func (x *ScenarioPoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioPoint.ProtoReflect.Descriptor instead.
 func (*ScenarioPoint) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{19}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ScenarioPoint) GetName() string {
@@ -1764,34 +1810,34 @@ const file_mesh_v1_scenario_proto_rawDesc = "" +
 	"\x06_speedB\b\n" +
 	"\x06_slotsB\b\n" +
 	"\x06_queueB\b\n" +
-	"\x06_cache\"\x80\x03\n" +
+	"\x06_cache\"\xdc\x03\n" +
 	"\x10ScenarioMachines\x12\x19\n" +
 	"\x05cores\x18\x01 \x01(\x01H\x00R\x05cores\x88\x01\x01\x12#\n" +
 	"\n" +
 	"allocation\x18\x02 \x01(\x01H\x01R\n" +
 	"allocation\x88\x01\x01\x12\x17\n" +
 	"\x04most\x18\x03 \x01(\x01H\x02R\x04most\x88\x01\x01\x12\x1b\n" +
-	"\x06hobble\x18\x04 \x01(\x01H\x03R\x06hobble\x88\x01\x01\x12'\n" +
-	"\finterference\x18\x05 \x01(\x01H\x04R\finterference\x88\x01\x01\x120\n" +
-	"\x11interference_from\x18\x06 \x01(\x01H\x05R\x10interferenceFrom\x88\x01\x01\x12G\n" +
+	"\x06hobble\x18\x04 \x01(\x01H\x03R\x06hobble\x88\x01\x01\x12&\n" +
+	"\fhobble_loses\x18\b \x01(\x01H\x04R\vhobbleLoses\x88\x01\x01\x12!\n" +
+	"\fhobble_after\x18\t \x01(\tR\vhobbleAfter\x12'\n" +
+	"\finterference\x18\x05 \x01(\x01H\x05R\finterference\x88\x01\x01\x120\n" +
+	"\x11interference_from\x18\x06 \x01(\x01H\x06R\x10interferenceFrom\x88\x01\x01\x12G\n" +
 	"\vantagonists\x18\a \x01(\v2%.headroom.mesh.v1.ScenarioAntagonistsR\vantagonistsB\b\n" +
 	"\x06_coresB\r\n" +
 	"\v_allocationB\a\n" +
 	"\x05_mostB\t\n" +
 	"\a_hobbleB\x0f\n" +
+	"\r_hobble_losesB\x0f\n" +
 	"\r_interferenceB\x14\n" +
-	"\x12_interference_from\"\x8f\x02\n" +
-	"\x13ScenarioAntagonists\x125\n" +
-	"\x05light\x18\x01 \x01(\v2\x1f.headroom.mesh.v1.ScenarioRangeR\x05light\x125\n" +
-	"\x05heavy\x18\x02 \x01(\v2\x1f.headroom.mesh.v1.ScenarioRangeR\x05heavy\x12$\n" +
-	"\vheavy_share\x18\x03 \x01(\x01H\x00R\n" +
-	"heavyShare\x88\x01\x01\x12\x1f\n" +
-	"\vlight_lasts\x18\x04 \x01(\tR\n" +
-	"lightLasts\x12\x1f\n" +
-	"\vheavy_lasts\x18\x05 \x01(\tR\n" +
-	"heavyLasts\x12\x12\n" +
-	"\x04stay\x18\x06 \x01(\bR\x04stayB\x0e\n" +
-	"\f_heavy_share\"M\n" +
+	"\x12_interference_from\"x\n" +
+	"\x13ScenarioAntagonists\x127\n" +
+	"\x06levels\x18\x01 \x03(\v2\x1f.headroom.mesh.v1.ScenarioLevelR\x06levels\x12\x14\n" +
+	"\x05lasts\x18\x02 \x01(\tR\x05lasts\x12\x12\n" +
+	"\x04stay\x18\x03 \x01(\bR\x04stay\"m\n" +
+	"\rScenarioLevel\x12\x19\n" +
+	"\x05share\x18\x01 \x01(\x01H\x00R\x05share\x88\x01\x01\x127\n" +
+	"\x06demand\x18\x02 \x01(\v2\x1f.headroom.mesh.v1.ScenarioRangeR\x06demandB\b\n" +
+	"\x06_share\"M\n" +
 	"\rScenarioRange\x12\x15\n" +
 	"\x03min\x18\x01 \x01(\x01H\x00R\x03min\x88\x01\x01\x12\x15\n" +
 	"\x03max\x18\x02 \x01(\x01H\x01R\x03max\x88\x01\x01B\x06\n" +
@@ -1912,64 +1958,65 @@ func file_mesh_v1_scenario_proto_rawDescGZIP() []byte {
 	return file_mesh_v1_scenario_proto_rawDescData
 }
 
-var file_mesh_v1_scenario_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_mesh_v1_scenario_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_mesh_v1_scenario_proto_goTypes = []any{
 	(*Scenario)(nil),            // 0: headroom.mesh.v1.Scenario
 	(*ScenarioSpec)(nil),        // 1: headroom.mesh.v1.ScenarioSpec
 	(*ScenarioReplicas)(nil),    // 2: headroom.mesh.v1.ScenarioReplicas
 	(*ScenarioMachines)(nil),    // 3: headroom.mesh.v1.ScenarioMachines
 	(*ScenarioAntagonists)(nil), // 4: headroom.mesh.v1.ScenarioAntagonists
-	(*ScenarioRange)(nil),       // 5: headroom.mesh.v1.ScenarioRange
-	(*ScenarioWork)(nil),        // 6: headroom.mesh.v1.ScenarioWork
-	(*ScenarioClass)(nil),       // 7: headroom.mesh.v1.ScenarioClass
-	(*ScenarioLoad)(nil),        // 8: headroom.mesh.v1.ScenarioLoad
-	(*ScenarioStage)(nil),       // 9: headroom.mesh.v1.ScenarioStage
-	(*ScenarioKeys)(nil),        // 10: headroom.mesh.v1.ScenarioKeys
-	(*ScenarioAgents)(nil),      // 11: headroom.mesh.v1.ScenarioAgents
-	(*ScenarioNetwork)(nil),     // 12: headroom.mesh.v1.ScenarioNetwork
-	(*ScenarioCaller)(nil),      // 13: headroom.mesh.v1.ScenarioCaller
-	(*ScenarioProbes)(nil),      // 14: headroom.mesh.v1.ScenarioProbes
-	(*ScenarioFault)(nil),       // 15: headroom.mesh.v1.ScenarioFault
-	(*ScenarioRule)(nil),        // 16: headroom.mesh.v1.ScenarioRule
-	(*ScenarioWithout)(nil),     // 17: headroom.mesh.v1.ScenarioWithout
-	(*ScenarioSweep)(nil),       // 18: headroom.mesh.v1.ScenarioSweep
-	(*ScenarioPoint)(nil),       // 19: headroom.mesh.v1.ScenarioPoint
-	nil,                         // 20: headroom.mesh.v1.ScenarioRule.SetEntry
-	nil,                         // 21: headroom.mesh.v1.ScenarioPoint.SetEntry
-	(*Metadata)(nil),            // 22: headroom.mesh.v1.Metadata
-	(*ServicePolicySpec)(nil),   // 23: headroom.mesh.v1.ServicePolicySpec
-	(*structpb.Value)(nil),      // 24: google.protobuf.Value
+	(*ScenarioLevel)(nil),       // 5: headroom.mesh.v1.ScenarioLevel
+	(*ScenarioRange)(nil),       // 6: headroom.mesh.v1.ScenarioRange
+	(*ScenarioWork)(nil),        // 7: headroom.mesh.v1.ScenarioWork
+	(*ScenarioClass)(nil),       // 8: headroom.mesh.v1.ScenarioClass
+	(*ScenarioLoad)(nil),        // 9: headroom.mesh.v1.ScenarioLoad
+	(*ScenarioStage)(nil),       // 10: headroom.mesh.v1.ScenarioStage
+	(*ScenarioKeys)(nil),        // 11: headroom.mesh.v1.ScenarioKeys
+	(*ScenarioAgents)(nil),      // 12: headroom.mesh.v1.ScenarioAgents
+	(*ScenarioNetwork)(nil),     // 13: headroom.mesh.v1.ScenarioNetwork
+	(*ScenarioCaller)(nil),      // 14: headroom.mesh.v1.ScenarioCaller
+	(*ScenarioProbes)(nil),      // 15: headroom.mesh.v1.ScenarioProbes
+	(*ScenarioFault)(nil),       // 16: headroom.mesh.v1.ScenarioFault
+	(*ScenarioRule)(nil),        // 17: headroom.mesh.v1.ScenarioRule
+	(*ScenarioWithout)(nil),     // 18: headroom.mesh.v1.ScenarioWithout
+	(*ScenarioSweep)(nil),       // 19: headroom.mesh.v1.ScenarioSweep
+	(*ScenarioPoint)(nil),       // 20: headroom.mesh.v1.ScenarioPoint
+	nil,                         // 21: headroom.mesh.v1.ScenarioRule.SetEntry
+	nil,                         // 22: headroom.mesh.v1.ScenarioPoint.SetEntry
+	(*Metadata)(nil),            // 23: headroom.mesh.v1.Metadata
+	(*ServicePolicySpec)(nil),   // 24: headroom.mesh.v1.ServicePolicySpec
+	(*structpb.Value)(nil),      // 25: google.protobuf.Value
 }
 var file_mesh_v1_scenario_proto_depIdxs = []int32{
-	22, // 0: headroom.mesh.v1.Scenario.metadata:type_name -> headroom.mesh.v1.Metadata
+	23, // 0: headroom.mesh.v1.Scenario.metadata:type_name -> headroom.mesh.v1.Metadata
 	1,  // 1: headroom.mesh.v1.Scenario.spec:type_name -> headroom.mesh.v1.ScenarioSpec
 	2,  // 2: headroom.mesh.v1.ScenarioSpec.replicas:type_name -> headroom.mesh.v1.ScenarioReplicas
 	3,  // 3: headroom.mesh.v1.ScenarioSpec.machines:type_name -> headroom.mesh.v1.ScenarioMachines
-	6,  // 4: headroom.mesh.v1.ScenarioSpec.work:type_name -> headroom.mesh.v1.ScenarioWork
-	8,  // 5: headroom.mesh.v1.ScenarioSpec.load:type_name -> headroom.mesh.v1.ScenarioLoad
-	10, // 6: headroom.mesh.v1.ScenarioSpec.keys:type_name -> headroom.mesh.v1.ScenarioKeys
-	11, // 7: headroom.mesh.v1.ScenarioSpec.agents:type_name -> headroom.mesh.v1.ScenarioAgents
-	12, // 8: headroom.mesh.v1.ScenarioSpec.network:type_name -> headroom.mesh.v1.ScenarioNetwork
-	13, // 9: headroom.mesh.v1.ScenarioSpec.caller:type_name -> headroom.mesh.v1.ScenarioCaller
-	14, // 10: headroom.mesh.v1.ScenarioSpec.probes:type_name -> headroom.mesh.v1.ScenarioProbes
-	15, // 11: headroom.mesh.v1.ScenarioSpec.faults:type_name -> headroom.mesh.v1.ScenarioFault
-	23, // 12: headroom.mesh.v1.ScenarioSpec.policy:type_name -> headroom.mesh.v1.ServicePolicySpec
-	16, // 13: headroom.mesh.v1.ScenarioSpec.rules:type_name -> headroom.mesh.v1.ScenarioRule
-	18, // 14: headroom.mesh.v1.ScenarioSpec.sweep:type_name -> headroom.mesh.v1.ScenarioSweep
+	7,  // 4: headroom.mesh.v1.ScenarioSpec.work:type_name -> headroom.mesh.v1.ScenarioWork
+	9,  // 5: headroom.mesh.v1.ScenarioSpec.load:type_name -> headroom.mesh.v1.ScenarioLoad
+	11, // 6: headroom.mesh.v1.ScenarioSpec.keys:type_name -> headroom.mesh.v1.ScenarioKeys
+	12, // 7: headroom.mesh.v1.ScenarioSpec.agents:type_name -> headroom.mesh.v1.ScenarioAgents
+	13, // 8: headroom.mesh.v1.ScenarioSpec.network:type_name -> headroom.mesh.v1.ScenarioNetwork
+	14, // 9: headroom.mesh.v1.ScenarioSpec.caller:type_name -> headroom.mesh.v1.ScenarioCaller
+	15, // 10: headroom.mesh.v1.ScenarioSpec.probes:type_name -> headroom.mesh.v1.ScenarioProbes
+	16, // 11: headroom.mesh.v1.ScenarioSpec.faults:type_name -> headroom.mesh.v1.ScenarioFault
+	24, // 12: headroom.mesh.v1.ScenarioSpec.policy:type_name -> headroom.mesh.v1.ServicePolicySpec
+	17, // 13: headroom.mesh.v1.ScenarioSpec.rules:type_name -> headroom.mesh.v1.ScenarioRule
+	19, // 14: headroom.mesh.v1.ScenarioSpec.sweep:type_name -> headroom.mesh.v1.ScenarioSweep
 	4,  // 15: headroom.mesh.v1.ScenarioMachines.antagonists:type_name -> headroom.mesh.v1.ScenarioAntagonists
-	5,  // 16: headroom.mesh.v1.ScenarioAntagonists.light:type_name -> headroom.mesh.v1.ScenarioRange
-	5,  // 17: headroom.mesh.v1.ScenarioAntagonists.heavy:type_name -> headroom.mesh.v1.ScenarioRange
-	7,  // 18: headroom.mesh.v1.ScenarioWork.mix:type_name -> headroom.mesh.v1.ScenarioClass
-	9,  // 19: headroom.mesh.v1.ScenarioLoad.stages:type_name -> headroom.mesh.v1.ScenarioStage
-	6,  // 20: headroom.mesh.v1.ScenarioLoad.think:type_name -> headroom.mesh.v1.ScenarioWork
-	23, // 21: headroom.mesh.v1.ScenarioRule.policy:type_name -> headroom.mesh.v1.ServicePolicySpec
-	17, // 22: headroom.mesh.v1.ScenarioRule.without:type_name -> headroom.mesh.v1.ScenarioWithout
-	20, // 23: headroom.mesh.v1.ScenarioRule.set:type_name -> headroom.mesh.v1.ScenarioRule.SetEntry
-	24, // 24: headroom.mesh.v1.ScenarioSweep.values:type_name -> google.protobuf.Value
-	19, // 25: headroom.mesh.v1.ScenarioSweep.points:type_name -> headroom.mesh.v1.ScenarioPoint
-	21, // 26: headroom.mesh.v1.ScenarioPoint.set:type_name -> headroom.mesh.v1.ScenarioPoint.SetEntry
-	24, // 27: headroom.mesh.v1.ScenarioRule.SetEntry.value:type_name -> google.protobuf.Value
-	24, // 28: headroom.mesh.v1.ScenarioPoint.SetEntry.value:type_name -> google.protobuf.Value
+	5,  // 16: headroom.mesh.v1.ScenarioAntagonists.levels:type_name -> headroom.mesh.v1.ScenarioLevel
+	6,  // 17: headroom.mesh.v1.ScenarioLevel.demand:type_name -> headroom.mesh.v1.ScenarioRange
+	8,  // 18: headroom.mesh.v1.ScenarioWork.mix:type_name -> headroom.mesh.v1.ScenarioClass
+	10, // 19: headroom.mesh.v1.ScenarioLoad.stages:type_name -> headroom.mesh.v1.ScenarioStage
+	7,  // 20: headroom.mesh.v1.ScenarioLoad.think:type_name -> headroom.mesh.v1.ScenarioWork
+	24, // 21: headroom.mesh.v1.ScenarioRule.policy:type_name -> headroom.mesh.v1.ServicePolicySpec
+	18, // 22: headroom.mesh.v1.ScenarioRule.without:type_name -> headroom.mesh.v1.ScenarioWithout
+	21, // 23: headroom.mesh.v1.ScenarioRule.set:type_name -> headroom.mesh.v1.ScenarioRule.SetEntry
+	25, // 24: headroom.mesh.v1.ScenarioSweep.values:type_name -> google.protobuf.Value
+	20, // 25: headroom.mesh.v1.ScenarioSweep.points:type_name -> headroom.mesh.v1.ScenarioPoint
+	22, // 26: headroom.mesh.v1.ScenarioPoint.set:type_name -> headroom.mesh.v1.ScenarioPoint.SetEntry
+	25, // 27: headroom.mesh.v1.ScenarioRule.SetEntry.value:type_name -> google.protobuf.Value
+	25, // 28: headroom.mesh.v1.ScenarioPoint.SetEntry.value:type_name -> google.protobuf.Value
 	29, // [29:29] is the sub-list for method output_type
 	29, // [29:29] is the sub-list for method input_type
 	29, // [29:29] is the sub-list for extension type_name
@@ -1985,7 +2032,6 @@ func file_mesh_v1_scenario_proto_init() {
 	file_mesh_v1_policy_proto_init()
 	file_mesh_v1_scenario_proto_msgTypes[2].OneofWrappers = []any{}
 	file_mesh_v1_scenario_proto_msgTypes[3].OneofWrappers = []any{}
-	file_mesh_v1_scenario_proto_msgTypes[4].OneofWrappers = []any{}
 	file_mesh_v1_scenario_proto_msgTypes[5].OneofWrappers = []any{}
 	file_mesh_v1_scenario_proto_msgTypes[6].OneofWrappers = []any{}
 	file_mesh_v1_scenario_proto_msgTypes[7].OneofWrappers = []any{}
@@ -1993,15 +2039,16 @@ func file_mesh_v1_scenario_proto_init() {
 	file_mesh_v1_scenario_proto_msgTypes[9].OneofWrappers = []any{}
 	file_mesh_v1_scenario_proto_msgTypes[10].OneofWrappers = []any{}
 	file_mesh_v1_scenario_proto_msgTypes[11].OneofWrappers = []any{}
-	file_mesh_v1_scenario_proto_msgTypes[13].OneofWrappers = []any{}
-	file_mesh_v1_scenario_proto_msgTypes[15].OneofWrappers = []any{}
+	file_mesh_v1_scenario_proto_msgTypes[12].OneofWrappers = []any{}
+	file_mesh_v1_scenario_proto_msgTypes[14].OneofWrappers = []any{}
+	file_mesh_v1_scenario_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mesh_v1_scenario_proto_rawDesc), len(file_mesh_v1_scenario_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -278,6 +278,8 @@ func (r reader) machines(m *meshv1.ScenarioMachines) sim.Machines {
 		Allocation:       r.above0(at+"allocation", m.Allocation, most),
 		Most:             r.above0(at+"most", m.Most, most),
 		Hobble:           r.above0(at+"hobble", m.Hobble, 1),
+		HobbleLoses:      r.number(at+"hobbleLoses", m.HobbleLoses, 1),
+		HobbleAfter:      r.duration(at+"hobbleAfter", m.HobbleAfter, document.Span{Min: time.Millisecond, Max: day, Off: true}),
 		Interference:     r.number(at+"interference", m.Interference, 0.99),
 		InterferenceFrom: r.above0(at+"interferenceFrom", m.InterferenceFrom, 1),
 		Antagonists:      r.antagonists(at+"antagonists.", orEmpty(m.Antagonists)),
@@ -285,16 +287,26 @@ func (r reader) machines(m *meshv1.ScenarioMachines) sim.Machines {
 }
 
 func (r reader) antagonists(path string, a *meshv1.ScenarioAntagonists) sim.Antagonists {
-	lasts := document.Span{Min: time.Millisecond, Max: day, Off: true}
+	if n := len(a.Levels); n > mostLevels {
+		r.Add(path+"levels", "want %d levels at most, got %d", mostLevels, n)
+	}
+	var levels []sim.Level
+	for i, l := range a.Levels {
+		at := fmt.Sprintf("%slevels[%d].", path, i)
+		if l.Share == nil {
+			r.Add(at+"share", "required")
+		}
+		levels = append(levels, sim.Level{Share: r.above0(at+"share", l.Share, 1000), Demand: r.interval(at+"demand", orEmpty(l.Demand))})
+	}
 	return sim.Antagonists{
-		Light:      r.interval(path+"light", orEmpty(a.Light)),
-		Heavy:      r.interval(path+"heavy", orEmpty(a.Heavy)),
-		HeavyShare: r.number(path+"heavyShare", a.HeavyShare, 1),
-		LightLasts: r.duration(path+"lightLasts", a.LightLasts, lasts),
-		HeavyLasts: r.duration(path+"heavyLasts", a.HeavyLasts, document.Span{Min: lasts.Min, Max: lasts.Max}),
-		Stay:       a.Stay,
+		Levels: levels,
+		Lasts:  r.duration(path+"lasts", a.Lasts, document.Span{Min: time.Millisecond, Max: day, Off: true}),
+		Stay:   a.Stay,
 	}
 }
+
+// mostLevels bounds the levels of antagonists.
+const mostLevels = 8
 
 func (r reader) interval(path string, i *meshv1.ScenarioRange) sim.Range {
 	least := r.number(path+".min", i.Min, 16)

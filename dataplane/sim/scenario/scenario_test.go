@@ -231,9 +231,11 @@ spec:
     allocation: 2
     most: 3
     hobble: 0.5
+    hobbleLoses: 0.5
+    hobbleAfter: 1s
     interference: 0.2
     interferenceFrom: 0.5
-    antagonists: {light: {min: 0.1, max: 0.2}, heavy: {min: 1, max: 2}, heavyShare: 0.1, lightLasts: 1s, heavyLasts: 2s, stay: true}
+    antagonists: {levels: [{share: 0.9, demand: {min: 0.1, max: 0.2}}, {share: 0.1, demand: {min: 1, max: 2}}], lasts: 1s, stay: true}
   work: {mix: [{share: 1, distribution: normal, mean: 1s, spread: 0.5}]}
   load: {users: 2, think: {distribution: normal, mean: 1s, spread: 0.5}, even: true}
   keys: {items: 10, zipf: 1, cacheHit: 4}
