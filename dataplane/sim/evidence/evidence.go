@@ -27,7 +27,7 @@ type Evidence struct {
 // All returns the evidence, in the order in which it is best read.
 func All() []Evidence {
 	return []Evidence{
-		fastSlow(), fastSlowRamp(), stall(), sinkhole(),
+		fastSlow(), fastSlowRamp(), stall(), sinkhole(), hugeRequests(), hotCache(), hiccup(),
 	}
 }
 

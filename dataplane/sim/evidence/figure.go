@@ -2,6 +2,7 @@ package evidence
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 
 	"github.com/headroom-mesh/headroom/dataplane/sim/scenario"
@@ -31,6 +32,27 @@ func mean() Figure { return Figure{"mean", "ms", func(r scenario.Row) float64 { 
 // failures are the requests that failed. Those that hit a time limit are among them.
 func failures() Figure {
 	return Figure{"failed requests", "%", func(r scenario.Row) float64 { return 100 * r.ErrorRate }}
+}
+
+// late requests took longer than the scenario's threshold, or failed.
+func late() Figure {
+	return Figure{"late requests", "%", func(r scenario.Row) float64 { return 100 * r.Late }}
+}
+
+// recovery is how long after the faults all was well again.
+func recovery() Figure {
+	return Figure{"recovery", "s", func(r scenario.Row) float64 { return float64(r.RecoveryS) }}
+}
+
+// hits are the part of the requests that find their item in a cache.
+func hits() Figure {
+	return Figure{"cache hits", "%", func(r scenario.Row) float64 {
+		sum := 0.0
+		for _, g := range r.Groups {
+			sum += g.Hits
+		}
+		return 100 * sum / r.Requests
+	}}
 }
 
 func goodput() Figure {
@@ -101,8 +123,11 @@ func (c Cell) Value(rows Rows) (float64, error) {
 	return value / other, err
 }
 
-// Format writes a value with three digits, or all those before the point.
+// Format writes a value with three digits, or all those before the point. What takes for ever is never.
 func (c Cell) Format(value float64) string {
+	if math.IsInf(value, 1) {
+		return "never"
+	}
 	if value >= 1000 {
 		return strconv.FormatFloat(value, 'f', 0, 64)
 	}
