@@ -33,6 +33,7 @@ const (
 	inquiryGivenUp                  // the caller does not wait either
 	idling                          // an agent hears of an idle replica
 	tick                            // an agent looks whether probes are due
+	hearing                         // an agent hears what the registry says
 	level                           // antagonists change their demand
 	faultStarts
 	faultEnds

@@ -9,8 +9,9 @@ import (
 
 // agent is a client host's: it places the requests of the host.
 type agent struct {
-	zone  string
-	fleet *balancer.Fleet
+	zone    string
+	fleet   *balancer.Fleet
+	edition uint32 // of the news that the fleet is up to
 	// Each shard is a balancer of one shard. A balancer of many would pick the shard of whichever processor it runs on.
 	shards []*balancer.Balancer
 	budget *budget.Budget
@@ -85,11 +86,12 @@ const (
 // probe is a probe under way.
 type probe struct {
 	agent    *agent
-	balancer *balancer.Balancer
+	balancer *balancer.Balancer // nil if the probe is none of a rule's
 	endpoint *balancer.Endpoint
 	replica  *replica
 	sent     int64
 	report   load.Report
+	declined bool
 }
 
 func (s *simulation) addAgents() {
@@ -111,6 +113,7 @@ func (s *simulation) startAgent(i int) {
 	a := &s.agents[i]
 	a.fleet = balancer.NewFleet(balancer.Place{Node: nodeName("a", i), Zone: a.zone})
 	a.fleet.Update(s.clock, s.records, s.cfg.Policy.Scope)
+	a.edition = s.edition
 	a.budget = budget.New(s.cfg.Policy.RetryBudget)
 	for shard := range a.shards {
 		seed := s.cfg.Seed ^ uint64(i+1)<<32 ^ uint64(shard)<<16 ^ a.seeds
@@ -174,8 +177,21 @@ func (s *simulation) place(q *request) {
 		s.inquire(q, a, b, enough)
 		return
 	}
-	picked, err := b.Pick(s.clock, q.key)
+	picked, err := s.pick(b, q.key)
 	s.placed(q, b, picked, err, nil)
+}
+
+// pick lets the rule choose, and now and then notes how old the probe was that it went by.
+func (s *simulation) pick(b *balancer.Balancer, key balancer.Request) (balancer.Picked, error) {
+	if !s.seen.looks(s) {
+		return b.Pick(s.clock, key)
+	}
+	before := b.View(s.clock)
+	picked, err := b.Pick(s.clock, key)
+	if p, ok := before.FreshestProbes[picked.Endpoint]; ok && picked.Class != balancer.Fallback {
+		s.seen.ages.add(int64(p.Age))
+	}
+	return picked, err
 }
 
 // placed sends a request that has been placed, and the probes that are due.
@@ -194,7 +210,7 @@ func (s *simulation) send(q *request, a *agent, picked balancer.Picked, r *repli
 	id, t := s.tries.take()
 	*t = try{id: id, generation: t.generation + 1, request: q, picked: picked, agent: a, replica: r, work: q.work, item: q.item, counts: q.born >= s.warm}
 	r.coming++
-	s.seen.placed(t)
+	s.seen.placed(s, t)
 	s.message(a.zone, r.zone, arrival, id, 0)
 	if s.cfg.Caller.Timeout > 0 {
 		s.agenda.put(s.now, q.deadline-s.now, timeout, id, t.generation)
@@ -215,6 +231,7 @@ func (s *simulation) respond(t *try) {
 		return
 	}
 	q := t.request
+	t.replica.heard = t.replica.heard || t.outcome != unconnected
 	s.learn(t)
 	o := t.outcome
 	s.forgetTry(t)
@@ -308,7 +325,9 @@ func (s *simulation) probe(a *agent, b *balancer.Balancer, targets []*balancer.E
 	for _, e := range targets {
 		id, p := s.probes.take()
 		*p = probe{agent: a, balancer: b, endpoint: e, replica: s.replicaOf(e), sent: s.now}
-		s.seen.probeSent(s)
+		if b != nil {
+			s.seen.probeSent(s)
+		}
 		s.message(a.zone, p.replica.zone, probing, id, 0)
 	}
 }
@@ -323,7 +342,8 @@ func (s *simulation) probing(id int32) {
 	case r.frozen > 0:
 		r.held = append(r.held, id)
 	default:
-		p.report = s.loadFor(r, balancer.Request{})
+		s.seen.probed(s, r)
+		p.report, p.declined = s.loadFor(r, balancer.Request{}), r.declines()
 		s.message(r.zone, p.agent.zone, probed, id, 0)
 	}
 }
@@ -335,12 +355,19 @@ func (s *simulation) probed(id int32) {
 		s.loseProbe(id)
 		return
 	}
-	p.balancer.Probed(s.clock, 0, p.endpoint, p.report)
+	switch {
+	case p.declined:
+		s.declined(p.agent, p.endpoint)
+	case p.balancer != nil:
+		p.balancer.Probed(s.clock, 0, p.endpoint, p.report)
+	}
 	s.probes.release(id)
 }
 
 func (s *simulation) loseProbe(id int32) {
-	s.seen.probeLost(s)
+	if s.probes.items[id].balancer != nil {
+		s.seen.probeLost(s)
+	}
 	s.probes.release(id)
 }
 
@@ -351,16 +378,9 @@ func (s *simulation) tick(id int32) {
 		s.targets = b.Idle(s.clock, 0, s.targets[:0])
 		s.probe(a, b, s.targets)
 	}
+	s.check(a)
 	if s.now < s.end || s.alive > 0 {
 		s.put(int64(s.cfg.Probes.IdleEvery), tick, id)
-	}
-}
-
-// tellFleets shows the registry's endpoints to all agents.
-func (s *simulation) tellFleets() {
-	s.records = s.registered()
-	for i := range s.agents {
-		s.agents[i].fleet.Update(s.clock, s.records, s.cfg.Policy.Scope)
 	}
 }
 

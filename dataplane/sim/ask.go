@@ -34,7 +34,8 @@ type question struct {
 	endpoint *balancer.Endpoint
 	replica  *replica
 	key      balancer.Request
-	answered bool // rather than declined
+	answered bool // rather than refused
+	declined bool // because the replica takes no requests
 	released bool // the replica knows that the slot is not needed
 	report   load.Report
 }
@@ -94,6 +95,9 @@ func (s *simulation) asked(u *question) {
 	case u.released: // that word was faster
 	case r.crashed > 0:
 		s.answerQuestion(u, false)
+	case r.frozen == 0 && r.declines():
+		u.declined = true
+		s.answerQuestion(u, false)
 	case r.frozen > 0:
 		u.holders++
 		r.asked = append(r.asked, u)
@@ -120,6 +124,7 @@ func (s *simulation) loadFor(r *replica, key balancer.Request) load.Report {
 func (s *simulation) answerQuestion(u *question, answered bool) {
 	u.answered = answered
 	if answered {
+		s.seen.probed(s, u.replica)
 		u.report = s.loadFor(u.replica, u.key)
 	}
 	s.tell(u, u.replica.zone, u.agent.zone, answering)
@@ -127,6 +132,9 @@ func (s *simulation) answerQuestion(u *question, answered bool) {
 
 // answered is the arrival of an answer.
 func (s *simulation) answered(u *question) {
+	if u.declined {
+		s.declined(u.agent, u.endpoint)
+	}
 	if i := u.inquiry; i != nil {
 		s.note(i, u)
 	}

@@ -27,6 +27,7 @@ type Config struct {
 	Replicas []Group  // at least one
 	Machines Machines // of the replicas that use CPU
 	Network  Network
+	Registry Registry
 	Caller   Caller
 	Probes   Probes
 	Faults   []Fault
@@ -194,6 +195,13 @@ type Network struct {
 	ZoneDelay time.Duration // one way between different zones. 0: as Delay
 }
 
+// Registry is how the registry's news of replicas reach agents. A replica's own agent knows at once that it takes no
+// requests, or that it has left, and says so when it is probed. An agent that starts learns all there is to know.
+type Registry struct {
+	Delay  time.Duration // until an agent hears of a change. 0: none
+	Spread time.Duration // each agent hears of it up to so much later. 0: all at the same time
+}
+
 // Caller is what clients do about requests that fail or take too long.
 type Caller struct {
 	// Timeout is how long a try may take. 0: the policy's timeout; without one, for ever.
@@ -240,6 +248,8 @@ type Fault struct {
 	Group string // "": all groups
 	First int    // the first one affected, counted within the group from 0
 	Count int    // 0: all from First
+	// Every makes it happen to one after the other, so much later each. 0: to all at once.
+	Every time.Duration
 
 	Factor  float64       // of Slow
 	Share   float64       // of Fail. 0: 1, all requests

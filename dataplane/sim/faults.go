@@ -2,16 +2,42 @@ package sim
 
 import "github.com/headroom-mesh/headroom/dataplane/load"
 
-// startFault lets a fault begin.
-func (s *simulation) startFault(id int32) {
+// startFault lets a fault begin: for the nth of those affected, if it happens to one after the other.
+func (s *simulation) startFault(id int32, nth int) {
 	f := s.cfg.Faults[id]
-	s.apply(f, 1)
+	s.apply(f.turn(nth), 1)
 	if f.Lasts > 0 && f.Kind != Join && f.Kind != Restart {
-		s.put(int64(f.Lasts), faultEnds, id)
+		s.agenda.put(s.now, int64(f.Lasts), faultEnds, id, uint32(nth))
+	}
+	if f.Every > 0 && nth+1 < s.affected(f) {
+		s.agenda.put(s.now, int64(f.Every), faultStarts, id, uint32(nth+1))
 	}
 }
 
-func (s *simulation) endFault(id int32) { s.apply(s.cfg.Faults[id], -1) }
+func (s *simulation) endFault(id int32, nth int) { s.apply(s.cfg.Faults[id].turn(nth), -1) }
+
+// turn returns what happens of a fault at the nth time.
+func (f Fault) turn(nth int) Fault {
+	if f.Every > 0 {
+		f.First, f.Count = f.First+nth, 1
+	}
+	return f
+}
+
+// affected returns how many a fault happens to, in each group.
+func (s *simulation) affected(f Fault) int {
+	n := 0
+	if f.Kind == Restart {
+		n = len(s.agents)
+	} else {
+		for _, g := range s.cfg.Replicas {
+			if f.Group == "" || f.Group == g.Name {
+				n = max(n, g.Count)
+			}
+		}
+	}
+	return min(f.until(n), n) - f.First
+}
 
 // apply adds a fault to those in force, or takes it away again.
 func (s *simulation) apply(f Fault, by int) {
@@ -32,14 +58,17 @@ func (s *simulation) apply(f Fault, by int) {
 			r.advance(s.now)
 			s.applyTo(r, f, by)
 			s.settle(r)
-			if !took && r.takesRequests() {
+			switch takes := r.takesRequests(); {
+			case !took && takes:
 				s.announce(r)
+			case took && !takes:
+				r.stopped, s.checks = s.now, true
 			}
 		}
 	}
 	switch f.Kind {
 	case Unhealthy, Drain, Leave, Join:
-		s.tellFleets()
+		s.spreadNews()
 	}
 }
 

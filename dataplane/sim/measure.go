@@ -13,6 +13,8 @@ type measurements struct {
 	rif, cpu histogram     // of replicas, cpu in thousandths of what is allocated
 	births   int           // of requests that count
 	tries    int           // of requests that count
+	unwanted int           // those of them that went to a replica that took none
+	overdue  int64         // how long, at most, after it had stopped to
 	retries  int           // of those
 	late     int           // requests that count
 	classes  [balancer.Overflow + 1]int
@@ -20,24 +22,33 @@ type measurements struct {
 	// From the end of the warm-up to the end of the simulation.
 
 	probes, lost           int
+	probesAt               []int     // that came to each replica
+	ages                   histogram // of some of the probes that choices went by
+	choices                int
 	groups                 []groupMeasurements
 	samples                int
 	cpuSeen, cpuSeenBucket []float64 // used by each replica when last looked at
 
 	bucket  Bucket
 	latest  histogram // latencies of the bucket
+	levels  histogram // RIF of the bucket
 	series  []Bucket
 	started int64 // of the bucket
+	peakP99 time.Duration
+	peakRIF int
 }
 
 type groupMeasurements struct {
 	picks, hits int
-	rif         int // over all samples
+	blind       int     // before an answer of the replica
+	peak        float64 // part of the tries of a bucket, at most
+	rif         int     // over all samples
 	used        float64
 }
 
 func newMeasurements(s *simulation) measurements {
 	m := measurements{groups: make([]groupMeasurements, len(s.cfg.Replicas))}
+	m.probesAt = make([]int, len(s.replicas))
 	m.cpuSeen = make([]float64, len(s.replicas))
 	m.cpuSeenBucket = make([]float64, len(s.replicas))
 	m.beginBucket(s)
@@ -54,12 +65,21 @@ func (m *measurements) born(s *simulation) {
 	}
 }
 
-func (m *measurements) placed(t *try) {
-	m.bucket.Picks[t.replica.group]++
-	if t.counts {
-		m.tries++
-		m.classes[t.picked.Class]++
-		m.groups[t.replica.group].picks++
+func (m *measurements) placed(s *simulation, t *try) {
+	r := t.replica
+	m.bucket.Picks[r.group]++
+	if !t.counts {
+		return
+	}
+	m.tries++
+	m.classes[t.picked.Class]++
+	m.groups[r.group].picks++
+	if !r.heard {
+		m.groups[r.group].blind++
+	}
+	if !r.takesRequests() {
+		m.unwanted++
+		m.overdue = max(m.overdue, s.now-r.stopped)
 	}
 }
 
@@ -80,6 +100,20 @@ func (m *measurements) probeSent(s *simulation) {
 	if s.counts() {
 		m.probes++
 	}
+}
+
+// probed counts a probe that has come to its replica.
+func (m *measurements) probed(s *simulation, r *replica) {
+	if s.counts() {
+		m.probesAt[r.index]++
+	}
+}
+
+// looks reports whether to look at what the next choice goes by: one in some is enough.
+func (m *measurements) looks(s *simulation) bool {
+	const every = 128
+	m.choices++
+	return m.choices%every == 0 && s.counts()
 }
 
 func (m *measurements) probeLost(s *simulation) {
@@ -107,6 +141,9 @@ func (m *measurements) ended(s *simulation, q *request, o outcome) {
 
 // sample looks at all replicas.
 func (m *measurements) sample(s *simulation) {
+	for i := range s.replicas {
+		m.levels.add(int64(s.replicas[i].rif()))
+	}
 	if s.now <= s.warm || s.now > s.end {
 		return
 	}
@@ -127,12 +164,15 @@ func (m *measurements) sample(s *simulation) {
 func (m *measurements) beginBucket(s *simulation) {
 	m.bucket = Bucket{Start: time.Duration(s.now), Picks: make([]int, len(m.groups))}
 	m.latest.reset()
+	m.levels.reset()
 	m.started = s.now
 }
 
 func (m *measurements) endBucket(s *simulation) {
 	m.bucket.P50 = time.Duration(m.latest.quantile(0.5))
 	m.bucket.P99 = time.Duration(m.latest.quantile(0.99))
+	m.bucket.RIFP99 = int(m.levels.quantile(0.99))
+	m.notePeaks(s)
 	m.series = append(m.series, m.bucket)
 	for i := range s.replicas {
 		r := &s.replicas[i]
@@ -143,6 +183,22 @@ func (m *measurements) endBucket(s *simulation) {
 		m.cpuSeenBucket[i] = r.used
 	}
 	m.beginBucket(s)
+}
+
+// notePeaks keeps the worst of the buckets that count.
+func (m *measurements) notePeaks(s *simulation) {
+	if m.started < s.warm || m.started >= s.end {
+		return
+	}
+	m.peakP99 = max(m.peakP99, m.bucket.P99)
+	m.peakRIF = max(m.peakRIF, m.bucket.RIFP99)
+	picks := 0
+	for _, n := range m.bucket.Picks {
+		picks += n
+	}
+	for g := range m.groups {
+		m.groups[g].peak = max(m.groups[g].peak, ratio(float64(m.bucket.Picks[g]), float64(picks)))
+	}
 }
 
 // result sums up.
@@ -165,6 +221,12 @@ func (m *measurements) result(s *simulation) Result {
 		RIF:        levelsOf(&m.rif, 1),
 		CPU:        levelsOf(&m.cpu, 1000),
 		ProbesLost: m.lost,
+		ProbeAge:   latencyOf(&m.ages),
+		ProbeLoad:  m.probeLoad(seconds),
+		Unwanted:   m.unwanted,
+		Overdue:    time.Duration(m.overdue),
+		PeakP99:    m.peakP99,
+		PeakRIF:    m.peakRIF,
 		Choices:    map[string]int{},
 		Series:     m.series,
 	}
@@ -184,6 +246,16 @@ func (m *measurements) result(s *simulation) Result {
 	return res
 }
 
+// probeLoad returns how many probes come to replicas in a second.
+func (m *measurements) probeLoad(seconds float64) Levels {
+	const unit = 1000
+	var h histogram
+	for _, n := range m.probesAt {
+		h.add(int64(unit * float64(n) / seconds))
+	}
+	return levelsOf(&h, unit)
+}
+
 func (m *measurements) group(s *simulation, g int) GroupResult {
 	seen, c := m.groups[g], s.cfg.Replicas[g]
 	allocated := s.replicas[s.groups[g]].allocated * float64(c.Count)
@@ -195,6 +267,8 @@ func (m *measurements) group(s *simulation, g int) GroupResult {
 		CPU:   ratio(seen.used, sampled*allocated),
 		RIF:   ratio(float64(seen.rif), float64(m.samples*c.Count)),
 		Hits:  seen.hits,
+		Blind: seen.blind,
+		Peak:  seen.peak,
 	}
 }
 

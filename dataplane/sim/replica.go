@@ -29,6 +29,8 @@ type replica struct {
 	cache     lru
 
 	registered bool
+	stopped    int64 // when it last stopped to take requests
+	heard      bool  // an agent has had an answer of it
 	// Faults that are in force.
 	stalled, frozen, crashed int
 	unhealthy, draining      int

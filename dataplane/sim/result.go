@@ -17,6 +17,17 @@ type Result struct {
 
 	ProbesPerRequest float64
 	ProbesLost       int // unanswered within the probe timeout
+	// ProbeAge is how old the probes were that choices went by, where the rule goes by probes.
+	ProbeAge Latency
+	// ProbeLoad is the probes that come to a replica in a second, over replicas.
+	ProbeLoad Levels
+	// Unwanted counts tries that were sent to a replica that took no requests, and Overdue tells how long, at most, after
+	// it had stopped to.
+	Unwanted int
+	Overdue  time.Duration
+	// PeakP99 and PeakRIF are the highest p99 of latency and of RIF in a bucket of the series.
+	PeakP99 time.Duration
+	PeakRIF int
 	// Choices counts tries by how the rule chose, under the names of balancer.Class.
 	Choices map[string]int
 
@@ -53,6 +64,8 @@ type GroupResult struct {
 	CPU   float64 // used cores, or slots, in parts of those allocated; on average
 	RIF   float64 // a replica, on average
 	Hits  int     // of the caches
+	Blind int     // tries that were sent to a replica before anyone had had an answer from it
+	Peak  float64 // part of the tries of a bucket, at most
 }
 
 // Bucket is what happened in one span of time.
@@ -62,6 +75,7 @@ type Bucket struct {
 	Requests int // that ended
 	Errors   int // of those that ended
 	P50, P99 time.Duration
+	RIFP99   int // requests at a replica
 	Retries  int
 	Picks    []int // tries placed, by group
 }

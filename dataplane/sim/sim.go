@@ -30,8 +30,11 @@ type simulation struct {
 	arrivals arrivals
 	agents   []agent
 	replicas []replica
-	groups   []int // the first replica of each group, and the end
-	records  []registry.Endpoint
+	groups   []int               // the first replica of each group, and the end
+	records  []registry.Endpoint // what the registry says
+	edition  uint32              // how often it has said something new
+	news     map[uint32]*news    // editions that some agents are still to hear of
+	checks   bool                // some replica has taken no requests for a time
 
 	requests pool[request]
 	tries    pool[try]
@@ -60,6 +63,7 @@ func newSimulation(c Config) *simulation {
 		cfg:     c,
 		mean:    c.Load.Work.mean() + float64(c.Probes.RequestCost),
 		clock:   epoch(0),
+		news:    map[uint32]*news{},
 		randoms: randoms{requests: source(1), antagonists: source(2), rest: source(3)},
 		warm:    int64(c.Warmup),
 		end:     int64(c.Warmup + c.Duration),
@@ -193,12 +197,14 @@ func (s *simulation) handle(e event) {
 		s.idled(&s.replicas[e.id], &s.agents[e.generation])
 	case tick:
 		s.tick(e.id)
+	case hearing:
+		s.hear(e.id, e.generation)
 	case level:
 		s.changeLevel(&s.replicas[e.id])
 	case faultStarts:
-		s.startFault(e.id)
+		s.startFault(e.id, int(e.generation))
 	case faultEnds:
-		s.endFault(e.id)
+		s.endFault(e.id, int(e.generation))
 	case sample:
 		s.seen.sample(s)
 		s.put(int64(s.cfg.SampleEvery), sample, 0)

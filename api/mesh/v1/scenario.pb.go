@@ -117,6 +117,8 @@ type ScenarioSpec struct {
 	Agents []*ScenarioAgents `protobuf:"bytes,8,rep,name=agents,proto3" json:"agents,omitempty"`
 	// The network between agents.
 	Network *ScenarioNetwork `protobuf:"bytes,9,opt,name=network,proto3" json:"network,omitempty"`
+	// How the registry's news of replicas reach agents.
+	Registry *ScenarioRegistry `protobuf:"bytes,20,opt,name=registry,proto3" json:"registry,omitempty"`
 	// What clients do about requests that fail or take too long.
 	Caller *ScenarioCaller `protobuf:"bytes,10,opt,name=caller,proto3" json:"caller,omitempty"`
 	// What probes cost, beyond the policy.
@@ -229,6 +231,13 @@ func (x *ScenarioSpec) GetAgents() []*ScenarioAgents {
 func (x *ScenarioSpec) GetNetwork() *ScenarioNetwork {
 	if x != nil {
 		return x.Network
+	}
+	return nil
+}
+
+func (x *ScenarioSpec) GetRegistry() *ScenarioRegistry {
+	if x != nil {
+		return x.Registry
 	}
 	return nil
 }
@@ -1235,6 +1244,62 @@ func (x *ScenarioNetwork) GetZoneDelay() string {
 	return ""
 }
 
+// ScenarioRegistry is how the registry's news of replicas reach agents. A replica's own agent knows at once that it takes
+// no requests, or that it has left, and says so when it is probed. An agent that starts learns all there is to know.
+type ScenarioRegistry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Time until an agent hears of a change: 1ms to 1h, or "0s", none. Default 0s.
+	Delay string `protobuf:"bytes,1,opt,name=delay,proto3" json:"delay,omitempty"`
+	// Each agent hears of it up to so much later, at a time of its own: 1ms to 1h, or "0s", all at once. Default 0s.
+	Spread        string `protobuf:"bytes,2,opt,name=spread,proto3" json:"spread,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScenarioRegistry) Reset() {
+	*x = ScenarioRegistry{}
+	mi := &file_mesh_v1_scenario_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScenarioRegistry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScenarioRegistry) ProtoMessage() {}
+
+func (x *ScenarioRegistry) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_scenario_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScenarioRegistry.ProtoReflect.Descriptor instead.
+func (*ScenarioRegistry) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ScenarioRegistry) GetDelay() string {
+	if x != nil {
+		return x.Delay
+	}
+	return ""
+}
+
+func (x *ScenarioRegistry) GetSpread() string {
+	if x != nil {
+		return x.Spread
+	}
+	return ""
+}
+
 // ScenarioCaller is what clients do about requests that fail or take too long.
 type ScenarioCaller struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1252,7 +1317,7 @@ type ScenarioCaller struct {
 
 func (x *ScenarioCaller) Reset() {
 	*x = ScenarioCaller{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[14]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1264,7 +1329,7 @@ func (x *ScenarioCaller) String() string {
 func (*ScenarioCaller) ProtoMessage() {}
 
 func (x *ScenarioCaller) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[14]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1277,7 +1342,7 @@ func (x *ScenarioCaller) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioCaller.ProtoReflect.Descriptor instead.
 func (*ScenarioCaller) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{14}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ScenarioCaller) GetTimeout() string {
@@ -1323,7 +1388,7 @@ type ScenarioProbes struct {
 
 func (x *ScenarioProbes) Reset() {
 	*x = ScenarioProbes{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[15]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1400,7 @@ func (x *ScenarioProbes) String() string {
 func (*ScenarioProbes) ProtoMessage() {}
 
 func (x *ScenarioProbes) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[15]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1413,7 @@ func (x *ScenarioProbes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioProbes.ProtoReflect.Descriptor instead.
 func (*ScenarioProbes) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{15}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ScenarioProbes) GetIdleEvery() string {
@@ -1396,14 +1461,16 @@ type ScenarioFault struct {
 	// For fail, the part of the requests that fail: above 0, to 1. Default 1.
 	Share *float64 `protobuf:"fixed64,8,opt,name=share,proto3,oneof" json:"share,omitempty"`
 	// For fail, the time after which they do: 0.001ms to 1h, or "0s", at once. Default 0s.
-	Latency       string `protobuf:"bytes,9,opt,name=latency,proto3" json:"latency,omitempty"`
+	Latency string `protobuf:"bytes,9,opt,name=latency,proto3" json:"latency,omitempty"`
+	// It happens to one after the other, so much later each: 1ms to 1h, or "0s", to all at once. Default 0s.
+	Every         string `protobuf:"bytes,10,opt,name=every,proto3" json:"every,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ScenarioFault) Reset() {
 	*x = ScenarioFault{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[16]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1482,7 @@ func (x *ScenarioFault) String() string {
 func (*ScenarioFault) ProtoMessage() {}
 
 func (x *ScenarioFault) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[16]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1495,7 @@ func (x *ScenarioFault) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioFault.ProtoReflect.Descriptor instead.
 func (*ScenarioFault) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{16}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ScenarioFault) GetKind() string {
@@ -1494,6 +1561,13 @@ func (x *ScenarioFault) GetLatency() string {
 	return ""
 }
 
+func (x *ScenarioFault) GetEvery() string {
+	if x != nil {
+		return x.Every
+	}
+	return ""
+}
+
 // ScenarioRule is a balancing rule with its parameters.
 type ScenarioRule struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1513,7 +1587,7 @@ type ScenarioRule struct {
 
 func (x *ScenarioRule) Reset() {
 	*x = ScenarioRule{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[17]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1599,7 @@ func (x *ScenarioRule) String() string {
 func (*ScenarioRule) ProtoMessage() {}
 
 func (x *ScenarioRule) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[17]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1612,7 @@ func (x *ScenarioRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioRule.ProtoReflect.Descriptor instead.
 func (*ScenarioRule) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{17}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ScenarioRule) GetName() string {
@@ -1586,7 +1660,7 @@ type ScenarioWithout struct {
 
 func (x *ScenarioWithout) Reset() {
 	*x = ScenarioWithout{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[18]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1672,7 @@ func (x *ScenarioWithout) String() string {
 func (*ScenarioWithout) ProtoMessage() {}
 
 func (x *ScenarioWithout) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[18]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1685,7 @@ func (x *ScenarioWithout) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioWithout.ProtoReflect.Descriptor instead.
 func (*ScenarioWithout) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{18}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ScenarioWithout) GetReports() bool {
@@ -1658,7 +1732,7 @@ type ScenarioSweep struct {
 
 func (x *ScenarioSweep) Reset() {
 	*x = ScenarioSweep{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[19]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1670,7 +1744,7 @@ func (x *ScenarioSweep) String() string {
 func (*ScenarioSweep) ProtoMessage() {}
 
 func (x *ScenarioSweep) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[19]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1683,7 +1757,7 @@ func (x *ScenarioSweep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioSweep.ProtoReflect.Descriptor instead.
 func (*ScenarioSweep) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{19}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ScenarioSweep) GetPath() string {
@@ -1720,7 +1794,7 @@ type ScenarioPoint struct {
 
 func (x *ScenarioPoint) Reset() {
 	*x = ScenarioPoint{}
-	mi := &file_mesh_v1_scenario_proto_msgTypes[20]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +1806,7 @@ func (x *ScenarioPoint) String() string {
 func (*ScenarioPoint) ProtoMessage() {}
 
 func (x *ScenarioPoint) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_scenario_proto_msgTypes[20]
+	mi := &file_mesh_v1_scenario_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1819,7 @@ func (x *ScenarioPoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScenarioPoint.ProtoReflect.Descriptor instead.
 func (*ScenarioPoint) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{20}
+	return file_mesh_v1_scenario_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ScenarioPoint) GetName() string {
@@ -1772,7 +1846,7 @@ const file_mesh_v1_scenario_proto_rawDesc = "" +
 	"apiVersion\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x126\n" +
 	"\bmetadata\x18\x03 \x01(\v2\x1a.headroom.mesh.v1.MetadataR\bmetadata\x122\n" +
-	"\x04spec\x18\x04 \x01(\v2\x1e.headroom.mesh.v1.ScenarioSpecR\x04spec\"\x84\a\n" +
+	"\x04spec\x18\x04 \x01(\v2\x1e.headroom.mesh.v1.ScenarioSpecR\x04spec\"\xc4\a\n" +
 	"\fScenarioSpec\x12 \n" +
 	"\vdescription\x18\x01 \x01(\tR\vdescription\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12>\n" +
@@ -1782,7 +1856,8 @@ const file_mesh_v1_scenario_proto_rawDesc = "" +
 	"\x04load\x18\x06 \x01(\v2\x1e.headroom.mesh.v1.ScenarioLoadR\x04load\x122\n" +
 	"\x04keys\x18\a \x01(\v2\x1e.headroom.mesh.v1.ScenarioKeysR\x04keys\x128\n" +
 	"\x06agents\x18\b \x03(\v2 .headroom.mesh.v1.ScenarioAgentsR\x06agents\x12;\n" +
-	"\anetwork\x18\t \x01(\v2!.headroom.mesh.v1.ScenarioNetworkR\anetwork\x128\n" +
+	"\anetwork\x18\t \x01(\v2!.headroom.mesh.v1.ScenarioNetworkR\anetwork\x12>\n" +
+	"\bregistry\x18\x14 \x01(\v2\".headroom.mesh.v1.ScenarioRegistryR\bregistry\x128\n" +
 	"\x06caller\x18\n" +
 	" \x01(\v2 .headroom.mesh.v1.ScenarioCallerR\x06caller\x128\n" +
 	"\x06probes\x18\v \x01(\v2 .headroom.mesh.v1.ScenarioProbesR\x06probes\x127\n" +
@@ -1895,7 +1970,10 @@ const file_mesh_v1_scenario_proto_rawDesc = "" +
 	"\x05delay\x18\x01 \x01(\tR\x05delay\x12\x16\n" +
 	"\x06jitter\x18\x02 \x01(\tR\x06jitter\x12\x1d\n" +
 	"\n" +
-	"zone_delay\x18\x03 \x01(\tR\tzoneDelay\"\x9c\x01\n" +
+	"zone_delay\x18\x03 \x01(\tR\tzoneDelay\"@\n" +
+	"\x10ScenarioRegistry\x12\x14\n" +
+	"\x05delay\x18\x01 \x01(\tR\x05delay\x12\x16\n" +
+	"\x06spread\x18\x02 \x01(\tR\x06spread\"\x9c\x01\n" +
 	"\x0eScenarioCaller\x12\x18\n" +
 	"\atimeout\x18\x01 \x01(\tR\atimeout\x12)\n" +
 	"\x10finish_abandoned\x18\x02 \x01(\bR\x0ffinishAbandoned\x12\x1d\n" +
@@ -1907,7 +1985,7 @@ const file_mesh_v1_scenario_proto_rawDesc = "" +
 	"\n" +
 	"idle_every\x18\x01 \x01(\tR\tidleEvery\x12\x12\n" +
 	"\x04cost\x18\x02 \x01(\tR\x04cost\x12!\n" +
-	"\frequest_cost\x18\x03 \x01(\tR\vrequestCost\"\x90\x02\n" +
+	"\frequest_cost\x18\x03 \x01(\tR\vrequestCost\"\xa6\x02\n" +
 	"\rScenarioFault\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x0e\n" +
 	"\x02at\x18\x02 \x01(\tR\x02at\x12\x14\n" +
@@ -1917,7 +1995,9 @@ const file_mesh_v1_scenario_proto_rawDesc = "" +
 	"\x05count\x18\x06 \x01(\rH\x01R\x05count\x88\x01\x01\x12\x1b\n" +
 	"\x06factor\x18\a \x01(\x01H\x02R\x06factor\x88\x01\x01\x12\x19\n" +
 	"\x05share\x18\b \x01(\x01H\x03R\x05share\x88\x01\x01\x12\x18\n" +
-	"\alatency\x18\t \x01(\tR\alatencyB\b\n" +
+	"\alatency\x18\t \x01(\tR\alatency\x12\x14\n" +
+	"\x05every\x18\n" +
+	" \x01(\tR\x05everyB\b\n" +
 	"\x06_firstB\b\n" +
 	"\x06_countB\t\n" +
 	"\a_factorB\b\n" +
@@ -1958,7 +2038,7 @@ func file_mesh_v1_scenario_proto_rawDescGZIP() []byte {
 	return file_mesh_v1_scenario_proto_rawDescData
 }
 
-var file_mesh_v1_scenario_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_mesh_v1_scenario_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_mesh_v1_scenario_proto_goTypes = []any{
 	(*Scenario)(nil),            // 0: headroom.mesh.v1.Scenario
 	(*ScenarioSpec)(nil),        // 1: headroom.mesh.v1.ScenarioSpec
@@ -1974,21 +2054,22 @@ var file_mesh_v1_scenario_proto_goTypes = []any{
 	(*ScenarioKeys)(nil),        // 11: headroom.mesh.v1.ScenarioKeys
 	(*ScenarioAgents)(nil),      // 12: headroom.mesh.v1.ScenarioAgents
 	(*ScenarioNetwork)(nil),     // 13: headroom.mesh.v1.ScenarioNetwork
-	(*ScenarioCaller)(nil),      // 14: headroom.mesh.v1.ScenarioCaller
-	(*ScenarioProbes)(nil),      // 15: headroom.mesh.v1.ScenarioProbes
-	(*ScenarioFault)(nil),       // 16: headroom.mesh.v1.ScenarioFault
-	(*ScenarioRule)(nil),        // 17: headroom.mesh.v1.ScenarioRule
-	(*ScenarioWithout)(nil),     // 18: headroom.mesh.v1.ScenarioWithout
-	(*ScenarioSweep)(nil),       // 19: headroom.mesh.v1.ScenarioSweep
-	(*ScenarioPoint)(nil),       // 20: headroom.mesh.v1.ScenarioPoint
-	nil,                         // 21: headroom.mesh.v1.ScenarioRule.SetEntry
-	nil,                         // 22: headroom.mesh.v1.ScenarioPoint.SetEntry
-	(*Metadata)(nil),            // 23: headroom.mesh.v1.Metadata
-	(*ServicePolicySpec)(nil),   // 24: headroom.mesh.v1.ServicePolicySpec
-	(*structpb.Value)(nil),      // 25: google.protobuf.Value
+	(*ScenarioRegistry)(nil),    // 14: headroom.mesh.v1.ScenarioRegistry
+	(*ScenarioCaller)(nil),      // 15: headroom.mesh.v1.ScenarioCaller
+	(*ScenarioProbes)(nil),      // 16: headroom.mesh.v1.ScenarioProbes
+	(*ScenarioFault)(nil),       // 17: headroom.mesh.v1.ScenarioFault
+	(*ScenarioRule)(nil),        // 18: headroom.mesh.v1.ScenarioRule
+	(*ScenarioWithout)(nil),     // 19: headroom.mesh.v1.ScenarioWithout
+	(*ScenarioSweep)(nil),       // 20: headroom.mesh.v1.ScenarioSweep
+	(*ScenarioPoint)(nil),       // 21: headroom.mesh.v1.ScenarioPoint
+	nil,                         // 22: headroom.mesh.v1.ScenarioRule.SetEntry
+	nil,                         // 23: headroom.mesh.v1.ScenarioPoint.SetEntry
+	(*Metadata)(nil),            // 24: headroom.mesh.v1.Metadata
+	(*ServicePolicySpec)(nil),   // 25: headroom.mesh.v1.ServicePolicySpec
+	(*structpb.Value)(nil),      // 26: google.protobuf.Value
 }
 var file_mesh_v1_scenario_proto_depIdxs = []int32{
-	23, // 0: headroom.mesh.v1.Scenario.metadata:type_name -> headroom.mesh.v1.Metadata
+	24, // 0: headroom.mesh.v1.Scenario.metadata:type_name -> headroom.mesh.v1.Metadata
 	1,  // 1: headroom.mesh.v1.Scenario.spec:type_name -> headroom.mesh.v1.ScenarioSpec
 	2,  // 2: headroom.mesh.v1.ScenarioSpec.replicas:type_name -> headroom.mesh.v1.ScenarioReplicas
 	3,  // 3: headroom.mesh.v1.ScenarioSpec.machines:type_name -> headroom.mesh.v1.ScenarioMachines
@@ -1997,31 +2078,32 @@ var file_mesh_v1_scenario_proto_depIdxs = []int32{
 	11, // 6: headroom.mesh.v1.ScenarioSpec.keys:type_name -> headroom.mesh.v1.ScenarioKeys
 	12, // 7: headroom.mesh.v1.ScenarioSpec.agents:type_name -> headroom.mesh.v1.ScenarioAgents
 	13, // 8: headroom.mesh.v1.ScenarioSpec.network:type_name -> headroom.mesh.v1.ScenarioNetwork
-	14, // 9: headroom.mesh.v1.ScenarioSpec.caller:type_name -> headroom.mesh.v1.ScenarioCaller
-	15, // 10: headroom.mesh.v1.ScenarioSpec.probes:type_name -> headroom.mesh.v1.ScenarioProbes
-	16, // 11: headroom.mesh.v1.ScenarioSpec.faults:type_name -> headroom.mesh.v1.ScenarioFault
-	24, // 12: headroom.mesh.v1.ScenarioSpec.policy:type_name -> headroom.mesh.v1.ServicePolicySpec
-	17, // 13: headroom.mesh.v1.ScenarioSpec.rules:type_name -> headroom.mesh.v1.ScenarioRule
-	19, // 14: headroom.mesh.v1.ScenarioSpec.sweep:type_name -> headroom.mesh.v1.ScenarioSweep
-	4,  // 15: headroom.mesh.v1.ScenarioMachines.antagonists:type_name -> headroom.mesh.v1.ScenarioAntagonists
-	5,  // 16: headroom.mesh.v1.ScenarioAntagonists.levels:type_name -> headroom.mesh.v1.ScenarioLevel
-	6,  // 17: headroom.mesh.v1.ScenarioLevel.demand:type_name -> headroom.mesh.v1.ScenarioRange
-	8,  // 18: headroom.mesh.v1.ScenarioWork.mix:type_name -> headroom.mesh.v1.ScenarioClass
-	10, // 19: headroom.mesh.v1.ScenarioLoad.stages:type_name -> headroom.mesh.v1.ScenarioStage
-	7,  // 20: headroom.mesh.v1.ScenarioLoad.think:type_name -> headroom.mesh.v1.ScenarioWork
-	24, // 21: headroom.mesh.v1.ScenarioRule.policy:type_name -> headroom.mesh.v1.ServicePolicySpec
-	18, // 22: headroom.mesh.v1.ScenarioRule.without:type_name -> headroom.mesh.v1.ScenarioWithout
-	21, // 23: headroom.mesh.v1.ScenarioRule.set:type_name -> headroom.mesh.v1.ScenarioRule.SetEntry
-	25, // 24: headroom.mesh.v1.ScenarioSweep.values:type_name -> google.protobuf.Value
-	20, // 25: headroom.mesh.v1.ScenarioSweep.points:type_name -> headroom.mesh.v1.ScenarioPoint
-	22, // 26: headroom.mesh.v1.ScenarioPoint.set:type_name -> headroom.mesh.v1.ScenarioPoint.SetEntry
-	25, // 27: headroom.mesh.v1.ScenarioRule.SetEntry.value:type_name -> google.protobuf.Value
-	25, // 28: headroom.mesh.v1.ScenarioPoint.SetEntry.value:type_name -> google.protobuf.Value
-	29, // [29:29] is the sub-list for method output_type
-	29, // [29:29] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	14, // 9: headroom.mesh.v1.ScenarioSpec.registry:type_name -> headroom.mesh.v1.ScenarioRegistry
+	15, // 10: headroom.mesh.v1.ScenarioSpec.caller:type_name -> headroom.mesh.v1.ScenarioCaller
+	16, // 11: headroom.mesh.v1.ScenarioSpec.probes:type_name -> headroom.mesh.v1.ScenarioProbes
+	17, // 12: headroom.mesh.v1.ScenarioSpec.faults:type_name -> headroom.mesh.v1.ScenarioFault
+	25, // 13: headroom.mesh.v1.ScenarioSpec.policy:type_name -> headroom.mesh.v1.ServicePolicySpec
+	18, // 14: headroom.mesh.v1.ScenarioSpec.rules:type_name -> headroom.mesh.v1.ScenarioRule
+	20, // 15: headroom.mesh.v1.ScenarioSpec.sweep:type_name -> headroom.mesh.v1.ScenarioSweep
+	4,  // 16: headroom.mesh.v1.ScenarioMachines.antagonists:type_name -> headroom.mesh.v1.ScenarioAntagonists
+	5,  // 17: headroom.mesh.v1.ScenarioAntagonists.levels:type_name -> headroom.mesh.v1.ScenarioLevel
+	6,  // 18: headroom.mesh.v1.ScenarioLevel.demand:type_name -> headroom.mesh.v1.ScenarioRange
+	8,  // 19: headroom.mesh.v1.ScenarioWork.mix:type_name -> headroom.mesh.v1.ScenarioClass
+	10, // 20: headroom.mesh.v1.ScenarioLoad.stages:type_name -> headroom.mesh.v1.ScenarioStage
+	7,  // 21: headroom.mesh.v1.ScenarioLoad.think:type_name -> headroom.mesh.v1.ScenarioWork
+	25, // 22: headroom.mesh.v1.ScenarioRule.policy:type_name -> headroom.mesh.v1.ServicePolicySpec
+	19, // 23: headroom.mesh.v1.ScenarioRule.without:type_name -> headroom.mesh.v1.ScenarioWithout
+	22, // 24: headroom.mesh.v1.ScenarioRule.set:type_name -> headroom.mesh.v1.ScenarioRule.SetEntry
+	26, // 25: headroom.mesh.v1.ScenarioSweep.values:type_name -> google.protobuf.Value
+	21, // 26: headroom.mesh.v1.ScenarioSweep.points:type_name -> headroom.mesh.v1.ScenarioPoint
+	23, // 27: headroom.mesh.v1.ScenarioPoint.set:type_name -> headroom.mesh.v1.ScenarioPoint.SetEntry
+	26, // 28: headroom.mesh.v1.ScenarioRule.SetEntry.value:type_name -> google.protobuf.Value
+	26, // 29: headroom.mesh.v1.ScenarioPoint.SetEntry.value:type_name -> google.protobuf.Value
+	30, // [30:30] is the sub-list for method output_type
+	30, // [30:30] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_mesh_v1_scenario_proto_init() }
@@ -2040,15 +2122,15 @@ func file_mesh_v1_scenario_proto_init() {
 	file_mesh_v1_scenario_proto_msgTypes[10].OneofWrappers = []any{}
 	file_mesh_v1_scenario_proto_msgTypes[11].OneofWrappers = []any{}
 	file_mesh_v1_scenario_proto_msgTypes[12].OneofWrappers = []any{}
-	file_mesh_v1_scenario_proto_msgTypes[14].OneofWrappers = []any{}
-	file_mesh_v1_scenario_proto_msgTypes[16].OneofWrappers = []any{}
+	file_mesh_v1_scenario_proto_msgTypes[15].OneofWrappers = []any{}
+	file_mesh_v1_scenario_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mesh_v1_scenario_proto_rawDesc), len(file_mesh_v1_scenario_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -26,6 +26,7 @@ func read(spec *meshv1.ScenarioSpec, problems *document.Problems) sim.Config {
 		Replicas:  r.replicas(spec.Replicas),
 		Machines:  r.machines(orEmpty(spec.Machines)),
 		Network:   r.network(orEmpty(spec.Network)),
+		Registry:  r.registry(orEmpty(spec.Registry)),
 		Caller:    r.caller(orEmpty(spec.Caller)),
 		Probes:    r.probes(orEmpty(spec.Probes)),
 		Warmup:    r.duration("spec.warmup", spec.Warmup, document.Span{Min: time.Millisecond, Max: day, Off: true}),
@@ -326,6 +327,12 @@ func (r reader) network(n *meshv1.ScenarioNetwork) sim.Network {
 	return network
 }
 
+func (r reader) registry(g *meshv1.ScenarioRegistry) sim.Registry {
+	const at = "spec.registry."
+	bounds := document.Span{Min: time.Millisecond, Max: time.Hour, Off: true}
+	return sim.Registry{Delay: r.duration(at+"delay", g.Delay, bounds), Spread: r.duration(at+"spread", g.Spread, bounds)}
+}
+
 func (r reader) caller(c *meshv1.ScenarioCaller) sim.Caller {
 	const at = "spec.caller."
 	return sim.Caller{
@@ -372,6 +379,7 @@ func (r reader) fault(path string, f *meshv1.ScenarioFault) sim.Fault {
 		Factor:  r.above0(path+"factor", f.Factor, 1000),
 		Share:   r.above0(path+"share", f.Share, 1),
 		Latency: r.short(path+"latency", f.Latency, time.Hour),
+		Every:   r.duration(path+"every", f.Every, document.Span{Min: time.Millisecond, Max: time.Hour, Off: true}),
 	}
 }
 

@@ -52,8 +52,22 @@ type Figures struct {
 	ProbesPerRequest  float64 `json:"probes_per_request"`
 	RetriesPerRequest float64 `json:"retries_per_request"`
 	RecoveryS         Seconds `json:"recovery_s"`
-	Errors            Errors  `json:"errors"`
-	Groups            []Group `json:"groups"`
+	// ProbeAge is how old the probes were that choices went by, where the rule goes by probes.
+	ProbeAgeMeanMS float64 `json:"probe_age_mean_ms"`
+	ProbeAgeP50MS  float64 `json:"probe_age_p50_ms"`
+	ProbeAgeP99MS  float64 `json:"probe_age_p99_ms"`
+	// ProbesPerReplica is the probes that come to a replica in a second, over replicas.
+	ProbesPerReplica    float64 `json:"probes_per_replica"`
+	ProbesPerReplicaP99 float64 `json:"probes_per_replica_p99"`
+	// Unwanted is the tries that were sent to a replica that took no requests, OverdueMS how long after it had stopped to,
+	// at most.
+	Unwanted  float64 `json:"unwanted"`
+	OverdueMS float64 `json:"overdue_ms"`
+	// Peaks are the highest in a second.
+	PeakP99MS  float64 `json:"peak_p99_ms"`
+	PeakRIFP99 float64 `json:"peak_rif_p99"`
+	Errors     Errors  `json:"errors"`
+	Groups     []Group `json:"groups"`
 }
 
 // Errors counts failed requests by how their last try failed.
@@ -73,6 +87,8 @@ type Group struct {
 	RIF   float64 `json:"rif"`   // of a replica, on average
 	CPU   float64 `json:"cpu"`   // used part of the cores or slots, on average
 	Hits  float64 `json:"hits"`  // of the caches
+	Blind float64 `json:"blind"` // tries sent to a replica before anyone had had an answer from it
+	Peak  float64 `json:"peak"`  // part of the tries of a second, at most
 }
 
 func newRow(c Case, seed uint64, results []sim.Result) Row {
@@ -114,10 +130,14 @@ func figures(c sim.Config, r sim.Result) Figures {
 			Timeout: float64(r.Errors.Timeout), Failed: float64(r.Errors.Failed), Refused: float64(r.Errors.Refused),
 			Unconnected: float64(r.Errors.Unconnected), Unplaced: float64(r.Errors.Unplaced), Unended: float64(r.Errors.Unended),
 		},
+		ProbeAgeMeanMS: inMS(r.ProbeAge.Mean), ProbeAgeP50MS: inMS(r.ProbeAge.P50), ProbeAgeP99MS: inMS(r.ProbeAge.P99),
+		ProbesPerReplica: r.ProbeLoad.Mean, ProbesPerReplicaP99: r.ProbeLoad.P99,
+		Unwanted: float64(r.Unwanted), OverdueMS: inMS(r.Overdue),
+		PeakP99MS: inMS(r.PeakP99), PeakRIFP99: float64(r.PeakRIF),
 		Groups: []Group{},
 	}
 	for _, g := range r.Groups {
-		f.Groups = append(f.Groups, Group{Name: g.Name, Share: g.Share, RIF: g.RIF, CPU: g.CPU, Hits: float64(g.Hits)})
+		f.Groups = append(f.Groups, Group{Name: g.Name, Share: g.Share, RIF: g.RIF, CPU: g.CPU, Hits: float64(g.Hits), Blind: float64(g.Blind), Peak: g.Peak})
 	}
 	return f
 }
@@ -128,11 +148,13 @@ func (f *Figures) all() []*float64 {
 		&f.Requests, &f.ErrorRate, &f.Goodput, &f.Late, &f.MeanMS, &f.P50MS, &f.P90MS, &f.P99MS, &f.P999MS, &f.MaxMS,
 		&f.RIFMean, &f.RIFP50, &f.RIFP90, &f.RIFP99, &f.CPUMean, &f.CPUP50, &f.CPUP90, &f.CPUP99,
 		&f.ProbesPerRequest, &f.RetriesPerRequest, (*float64)(&f.RecoveryS),
+		&f.ProbeAgeMeanMS, &f.ProbeAgeP50MS, &f.ProbeAgeP99MS, &f.ProbesPerReplica, &f.ProbesPerReplicaP99,
+		&f.Unwanted, &f.OverdueMS, &f.PeakP99MS, &f.PeakRIFP99,
 		&f.Errors.Timeout, &f.Errors.Failed, &f.Errors.Refused, &f.Errors.Unconnected, &f.Errors.Unplaced, &f.Errors.Unended,
 	}
 	for i := range f.Groups {
 		g := &f.Groups[i]
-		all = append(all, &g.Share, &g.RIF, &g.CPU, &g.Hits)
+		all = append(all, &g.Share, &g.RIF, &g.CPU, &g.Hits, &g.Blind, &g.Peak)
 	}
 	return all
 }
@@ -185,6 +207,9 @@ func (r Row) Columns() []Column {
 		{"rif_mean", r.RIFMean}, {"rif_p50", r.RIFP50}, {"rif_p90", r.RIFP90}, {"rif_p99", r.RIFP99},
 		{"cpu_mean", r.CPUMean}, {"cpu_p50", r.CPUP50}, {"cpu_p90", r.CPUP90}, {"cpu_p99", r.CPUP99},
 		{"probes_per_request", r.ProbesPerRequest}, {"retries_per_request", r.RetriesPerRequest},
+		{"probe_age_mean_ms", r.ProbeAgeMeanMS}, {"probe_age_p50_ms", r.ProbeAgeP50MS}, {"probe_age_p99_ms", r.ProbeAgeP99MS},
+		{"probes_per_replica", r.ProbesPerReplica}, {"probes_per_replica_p99", r.ProbesPerReplicaP99},
+		{"unwanted", r.Unwanted}, {"overdue_ms", r.OverdueMS}, {"peak_p99_ms", r.PeakP99MS}, {"peak_rif_p99", r.PeakRIFP99},
 		{"recovery_s", float64(r.RecoveryS)}, {"timeout_ms", r.TimeoutMS}, {"threshold_ms", r.ThresholdMS}, {"seed", float64(r.Seed)}, {"runs", float64(r.Runs)},
 	}
 }

@@ -241,11 +241,12 @@ spec:
   keys: {items: 10, zipf: 1, cacheHit: 4}
   agents: [{count: 2, shards: 2, zone: z}]
   network: {delay: 2ms, jitter: 2ms, zoneDelay: 3ms}
+  registry: {delay: 1s, spread: 1s}
   caller: {timeout: 1s, finishAbandoned: true, retries: 1, budgeted: true}
   probes: {idleEvery: 1s, cost: 1ms, requestCost: 1ms}
   faults:
   - {kind: slow, at: 1s, lasts: 1s, group: a, first: 1, count: 1, factor: 0.5}
-  - {kind: fail, share: 0.5, latency: 1ms}
+  - {kind: fail, share: 0.5, latency: 1ms, every: 1s}
   warmup: 1s
   duration: 1s
   threshold: 1s
