@@ -1,7 +1,11 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"os"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -15,4 +19,41 @@ func TestReferenceIsUpToDate(t *testing.T) {
 	if diff := cmp.Diff(reference(new(app).root()), string(committed)); diff != "" {
 		t.Errorf("docs/reference/meshctl.md is out of date, run go run ./docs/gen:\n%s", diff)
 	}
+}
+
+var policySet = regexp.MustCompile(`(?m)^meshctl (policy set [a-z][^#\n]*)`)
+
+// TestDocumentedPoliciesAreAccepted sets the policies that the documentation shows.
+func TestDocumentedPoliciesAreAccepted(t *testing.T) {
+	server, agent, err := newFakeAgent().listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Stop()
+	for page, least := range map[string]int{"README.md": 1, "docs/balancers.md": 15, "docs/guides/policies.md": 4} {
+		text, err := os.ReadFile("../../" + page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := policySet.FindAllStringSubmatch(string(text), -1)
+		if len(found) < least {
+			t.Errorf("%s shows %d commands that set a policy, want %d at least", page, len(found), least)
+		}
+		for _, f := range found {
+			if err := runQuietly(append(strings.Fields(f[1]), "--agent", agent)); err != nil {
+				t.Errorf("%s: meshctl %s: %v", page, f[1], err)
+			}
+		}
+	}
+}
+
+func runQuietly(args []string) error {
+	cmd := new(app).root()
+	cmd.SetArgs(args)
+	cmd.SetOut(io.Discard)
+	cmd.SetErr(io.Discard)
+	if err := cmd.Execute(); err != nil {
+		return fmt.Errorf("run it: %w", err)
+	}
+	return nil
 }
