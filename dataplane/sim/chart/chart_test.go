@@ -96,6 +96,10 @@ func TestWhatChangesIsDrawnOverTime(t *testing.T) {
 		{Start: 2 * time.Second, Requests: 10, Errors: 5, P99: time.Second},
 		{Start: 3 * time.Second, Requests: 1},
 	}}}
+	if svg := draw(t, "svg", []scenario.Row{r}); strings.Contains(svg, "errors") {
+		t.Error("there is a panel for errors, of which there are none")
+	}
+	r.ErrorRate = 0.2
 	wantTexts(t, draw(t, "svg", []scenario.Row{r}), "p99 over time, ms", "errors over time, %")
 }
 

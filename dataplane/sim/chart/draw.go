@@ -105,15 +105,22 @@ func backwards(rules []string) []string {
 	return rules
 }
 
-// pointTicks labels as many points as have room.
+// pointTicks labels as many points as have room; where names are long, on two lines in turn.
 func pointTicks(points []string, x []float64) []plot.Tick {
-	const most = 10
-	every := (len(points) + most - 1) / most
+	const room = 70 // characters of all labels, with what is between them
+	all := 0
+	for _, name := range points {
+		all += len(name) + 2
+	}
+	every := (all + 2*room - 1) / (2 * room)
 	var ticks []plot.Tick
 	for i, name := range points {
 		tick := plot.Tick{Value: x[i]}
 		if i%every == 0 {
 			tick.Label = name
+		}
+		if all > room && i/every%2 == 1 {
+			tick.Label = "\n" + tick.Label
 		}
 		ticks = append(ticks, tick)
 	}
@@ -223,7 +230,11 @@ func (p *picture) addTimes(rows []scenario.Row, styles map[string]style) {
 		}
 		return 100 * float64(b.Errors) / float64(b.Requests)
 	})
-	p.add(panelHeight, p99, errors)
+	if anyErrors(rows) {
+		p.add(panelHeight, p99, errors)
+	} else {
+		p.add(panelHeight, p99)
+	}
 	p.addRules(rows, styles)
 }
 
