@@ -164,7 +164,21 @@ func readPrequal(s *meshv1.PrequalSpec, d Prequal, problems *document.Problems) 
 		ProbeTimeout:       problems.Duration(at+"probeTimeout", s.ProbeTimeout, d.ProbeTimeout, probe),
 		QRIF:               problems.Number(at+"qRIF", s.QRif, d.QRIF, document.Range{Max: 1}),
 		IdleProbeInterval:  problems.Duration(at+"idleProbeInterval", s.IdleProbeInterval, d.IdleProbeInterval, idle),
+		Latency:            oneOf(problems, at+"latency", s.Latency, d.Latency, LatencyMean, LatencyMedian),
+		ProbeTargets:       oneOf(problems, at+"probeTargets", s.ProbeTargets, d.ProbeTargets, ProbeBetterOfTwo, ProbeRandom),
 	}
+}
+
+// oneOf reads a name that can be one of two.
+func oneOf[Name ~string](problems *document.Problems, path, got string, otherwise, a, b Name) Name {
+	switch name := Name(got); name {
+	case a, b:
+		return name
+	case "":
+	default:
+		problems.Add(path, "want %s or %s, got %q", a, b, got)
+	}
+	return otherwise
 }
 
 func readPrequalSync(s *meshv1.PrequalSyncSpec, d PrequalSync, problems *document.Problems) PrequalSync {
@@ -294,15 +308,10 @@ func readScope(s *meshv1.ScopeSpec, d Scope, problems *document.Problems) Scope 
 	if s == nil {
 		return d
 	}
-	scope := Scope{Subset: problems.Count("spec.scope.subset", s.Subset, d.Subset, 0, 10_000), Zone: d.Zone}
-	switch zone := Zone(s.Zone); zone {
-	case "":
-	case ZoneAny, ZonePrefer:
-		scope.Zone = zone
-	default:
-		problems.Add("spec.scope.zone", "want any or prefer, got %q", s.Zone)
+	return Scope{
+		Subset: problems.Count("spec.scope.subset", s.Subset, d.Subset, 0, 10_000),
+		Zone:   oneOf(problems, "spec.scope.zone", s.Zone, d.Zone, ZoneAny, ZonePrefer),
 	}
-	return scope
 }
 
 func readRetryBudget(s *meshv1.RetryBudget, d RetryBudget, problems *document.Problems) RetryBudget {
@@ -330,6 +339,8 @@ func (p Policy) spec() *meshv1.ServicePolicySpec {
 			ProbeTimeout:       document.FormatDuration(p.Prequal.ProbeTimeout),
 			QRif:               new(p.Prequal.QRIF),
 			IdleProbeInterval:  document.FormatDuration(p.Prequal.IdleProbeInterval),
+			Latency:            string(p.Prequal.Latency),
+			ProbeTargets:       string(p.Prequal.ProbeTargets),
 		},
 		PrequalSync: &meshv1.PrequalSyncSpec{
 			Probes:   new(uint32(p.PrequalSync.Probes)),

@@ -116,6 +116,8 @@ func valid() *rapid.Generator[*meshv1.ServicePolicy] {
 					ProbeTimeout:       duration(time.Millisecond, 10*time.Second).Draw(t, "probe timeout"),
 					QRif:               number(0, 1, "qRIF"),
 					IdleProbeInterval:  duration(10*time.Millisecond, time.Minute).Draw(t, "idle"),
+					Latency:            rapid.SampledFrom([]string{"", string(policy.LatencyMean), string(policy.LatencyMedian)}).Draw(t, "latency"),
+					ProbeTargets:       rapid.SampledFrom([]string{"", string(policy.ProbeBetterOfTwo), string(policy.ProbeRandom)}).Draw(t, "targets"),
 				},
 				Timeout: duration(time.Millisecond, 24*time.Hour).Draw(t, "timeout"),
 				RetryBudget: &meshv1.RetryBudget{

@@ -119,7 +119,25 @@ type Prequal struct {
 	ProbeTimeout       time.Duration
 	QRIF               float64
 	IdleProbeInterval  time.Duration // 0: off
+	Latency            LatencyEstimate
+	ProbeTargets       ProbeTargets
 }
+
+// LatencyEstimate names what replicas say of their latency.
+type LatencyEstimate string
+
+const (
+	LatencyMean   LatencyEstimate = "mean"   // by Little's law
+	LatencyMedian LatencyEstimate = "median" // of recent requests at the present RIF (§4 of the paper)
+)
+
+// ProbeTargets names whom probes go to.
+type ProbeTargets string
+
+const (
+	ProbeBetterOfTwo ProbeTargets = "better_of_two" // by the latency that the agent last heard of
+	ProbeRandom      ProbeTargets = "random"        // (§4 of the paper)
+)
 
 // RetryBudget bounds the retries of one agent to one service.
 type RetryBudget struct {
@@ -157,13 +175,15 @@ func Default() Policy {
 		Balancer: BalancerPrequal,
 		Prequal: Prequal{
 			PoolSize:           16,
-			ProbesPerRequest:   3,
-			RemovalsPerRequest: 1,
+			ProbesPerRequest:   1,
+			RemovalsPerRequest: 0.25,
 			Delta:              1,
 			MaxAge:             time.Second,
 			ProbeTimeout:       100 * time.Millisecond,
-			QRIF:               0.84,
+			QRIF:               0.9,
 			IdleProbeInterval:  500 * time.Millisecond,
+			Latency:            LatencyMean,
+			ProbeTargets:       ProbeBetterOfTwo,
 		},
 		PrequalSync: PrequalSync{Probes: 3, HitScale: 0.1, Keys: 1024},
 		Hash:        Hash{LoadFactor: 1.25},

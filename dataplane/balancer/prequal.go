@@ -3,6 +3,7 @@ package balancer
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/load"
@@ -23,8 +24,9 @@ type prequalPicker struct {
 	score     prequal.Score[pooled]    // instead of the hot-cold rule; nil: that
 	estimates map[*Endpoint]*estimates // of the c3 rule
 
-	asked  seatMemory // seats whose replicas were probed
-	placed seatMemory // seats that got requests
+	heard  map[*Endpoint]*hearsay // of the replicas; nil if probes go to random ones
+	asked  seatMemory             // seats whose replicas were probed
+	placed seatMemory             // seats that got requests
 
 	lastPick  time.Time
 	lastProbe time.Time
@@ -39,8 +41,20 @@ type pooled struct {
 
 func (p *prequalPicker) pooled(s seat) pooled { return pooled{s, p.estimates[s.Endpoint]} }
 
+// hearsay is the latency that a replica last told.
+type hearsay struct {
+	latency time.Duration
+	at      time.Time
+}
+
+// hearsayLasts is how long it counts for.
+const hearsayLasts = 5 * time.Second
+
 func (p *prequalPicker) Update(now time.Time, set *Set) {
 	p.set = set
+	if p.cfg.ProbeTargets == policy.ProbeBetterOfTwo {
+		p.heard = recall(set, p.heard, func(*hearsay) {})
+	}
 	if p.pool == nil {
 		p.pool = prequal.NewScored(p.cfg, now, p.rng, func(k pooled) int32 { return k.of }, p.score)
 	}
@@ -89,22 +103,64 @@ func (p *prequalPicker) Idle(now time.Time, dst []*Endpoint) []*Endpoint {
 	return p.sample(max(2, int(math.Ceil(p.cfg.ProbesPerRequest))), dst)
 }
 
-// sample appends the replicas of n seats, chosen uniformly at random without replacement (§4).
+// sample appends the replicas of n seats to probe, all of them different.
 func (p *prequalPicker) sample(n int, dst []*Endpoint) []*Endpoint {
-	var seats [mostSampled]seat
-	for _, s := range p.set.draw(p.rng, n, seats[:0]) {
+	var room [mostSampled]seat
+	seats := room[:0]
+	if p.heard == nil {
+		seats = p.set.draw(p.rng, n, seats) // uniformly at random without replacement (§4)
+	} else {
+		seats = p.drawBetter(min(n, mostSampled), seats)
+	}
+	for _, s := range seats {
 		dst = append(dst, s.Endpoint)
 		p.asked.note(s)
 	}
 	return dst
 }
 
+// drawBetter adds n seats, each the one of two random seats whose replica is faster by hearsay. So probes find fast replicas,
+// and none is left out for longer than hearsay lasts. With more than two to choose from, all agents would find the same few.
+func (p *prequalPicker) drawBetter(n int, seats []seat) []seat {
+	for tries := 0; len(seats) < n && tries < 4*n; tries++ { // n may be all there are
+		a, b := p.set.pair(p.rng)
+		if p.expected(b) < p.expected(a) {
+			a, b = b, a
+		}
+		if slices.Contains(seats, a) {
+			a = b
+		}
+		if !slices.Contains(seats, a) {
+			seats = append(seats, a)
+		}
+	}
+	return seats
+}
+
+// expected returns the latency of a replica by hearsay, 0 if it is to be found out.
+func (p *prequalPicker) expected(s seat) time.Duration {
+	h := p.heard[s.Endpoint]
+	if p.lastPick.Sub(h.at) > hearsayLasts {
+		return 0
+	}
+	return h.latency
+}
+
+// hear notes the latency that a replica tells.
+func (p *prequalPicker) hear(now time.Time, e *Endpoint, r load.Report) {
+	if h := p.heard[e]; h != nil && r.Known {
+		*h = hearsay{r.Latency, now}
+	}
+}
+
 func (p *prequalPicker) Probed(now time.Time, e *Endpoint, r load.Report) {
+	p.hear(now, e, r)
 	p.pool.Add(now, p.pooled(p.seatOf(&p.asked, e)), r)
 }
 
 func (p *prequalPicker) Reported(now time.Time, e *Endpoint, r load.Report) {
 	if p.set.has(e) {
+		p.hear(now, e, r)
 		p.pool.Refresh(now, p.pooled(p.seatOf(&p.placed, e)), r)
 	}
 }

@@ -80,6 +80,7 @@ func (in *Inbound) replicaLocked(e registry.Endpoint, old *Replica) *Replica {
 		r.Load, r.line = old.Load, old.line
 		r.line.resize(slots)
 	}
+	r.Load.ByMedian(r.policy.Prequal.Latency == policy.LatencyMedian)
 	if r.policy.Balancer == policy.BalancerPrequalSync {
 		if old != nil && old.keys != nil && old.policy.PrequalSync.Keys == r.policy.PrequalSync.Keys {
 			r.keys = old.keys

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// estimator answers: how long would a request take that arrives while rif others are in flight? It returns the median
-// of recent samples whose tag, the RIF at arrival, is at or near the RIF asked for (Prequal §4). The paper leaves open
-// what "recent" and "near" mean; here the search widens, first in time, then in RIF, until it has found something.
-// Both operations take constant time.
-type estimator struct {
+// median answers: how long would a request take that arrives while rif others are in flight? It returns the median of
+// recent samples whose tag, the RIF at arrival, is at or near the RIF asked for (Prequal §4). The paper leaves open what
+// "recent" and "near" mean; here the search widens, first in time, then in RIF, until it has found something. Both
+// operations take constant time. The times that it is told don't go back.
+type median struct {
 	// Buckets are allocated when first used: most replicas only ever see a few RIF values.
 	buckets [bucketCount]*bucket
 }
@@ -33,13 +33,14 @@ const (
 
 const bucketCount = exactRIF + (20-4)*perOctave + 1 // up to MaxRIF = 2^20
 
+// bucket is a ring of the latest samples.
 type bucket struct {
 	samples [ringSize]sample
-	next    int
+	n, next int
 }
 
 type sample struct {
-	at      time.Time
+	at      time.Duration
 	latency time.Duration
 }
 
@@ -53,18 +54,19 @@ func bucketOf(rif int32) int {
 	return exactRIF + (octave-4)*perOctave + int(v>>(octave-2))&(perOctave-1)
 }
 
-func (e *estimator) add(now time.Time, rif int32, latency time.Duration) {
+func (m *median) add(now time.Duration, rif int32, latency time.Duration) {
 	i := bucketOf(rif)
-	if e.buckets[i] == nil {
-		e.buckets[i] = new(bucket)
+	if m.buckets[i] == nil {
+		m.buckets[i] = new(bucket)
 	}
-	b := e.buckets[i]
+	b := m.buckets[i]
 	b.samples[b.next] = sample{now, latency}
+	b.n = min(b.n+1, ringSize)
 	b.next = (b.next + 1) % ringSize
 }
 
 // estimate returns the latency to expect, and whether anything is known.
-func (e *estimator) estimate(now time.Time, rif int32) (time.Duration, bool) {
+func (m *median) estimate(now time.Duration, rif int32) (time.Duration, bool) {
 	steps := [...]struct {
 		window time.Duration
 		reach  int
@@ -78,7 +80,7 @@ func (e *estimator) estimate(now time.Time, rif int32) (time.Duration, bool) {
 	}
 	center := bucketOf(rif)
 	for _, s := range steps {
-		if median, ok := e.search(now.Add(-s.window), center, s.reach, s.want); ok {
+		if median, ok := m.search(now-s.window, center, s.reach, s.want); ok {
 			return median, true
 		}
 	}
@@ -87,13 +89,13 @@ func (e *estimator) estimate(now time.Time, rif int32) (time.Duration, bool) {
 
 // search returns the median of the samples since the given time in the bucket at center; if there are fewer than want,
 // of those in the buckets up to reach away too, the nearest first.
-func (e *estimator) search(since time.Time, center, reach, want int) (time.Duration, bool) {
+func (m *median) search(since time.Duration, center, reach, want int) (time.Duration, bool) {
 	var found [3 * ringSize]time.Duration
 	n := 0
 	for d := 0; d <= reach && n < want; d++ {
-		n += e.collect(found[n:], since, center-d)
+		n += m.collect(found[n:], since, center-d)
 		if d > 0 {
-			n += e.collect(found[n:], since, center+d)
+			n += m.collect(found[n:], since, center+d)
 		}
 	}
 	if n < want {
@@ -103,17 +105,18 @@ func (e *estimator) search(since time.Time, center, reach, want int) (time.Durat
 	return found[n/2], true
 }
 
-// collect copies the latencies of bucket i since the given time and returns how many there were room for.
-func (e *estimator) collect(dst []time.Duration, since time.Time, i int) int {
-	if i < 0 || i >= bucketCount || e.buckets[i] == nil {
+// collect copies the latencies of bucket i since the given time, the newest first, and returns how many there were.
+func (m *median) collect(dst []time.Duration, since time.Duration, i int) int {
+	if i < 0 || i >= bucketCount || m.buckets[i] == nil {
 		return 0
 	}
-	n := 0
-	for _, s := range e.buckets[i].samples {
-		if n < len(dst) && !s.at.IsZero() && !s.at.Before(since) {
-			dst[n] = s.latency
-			n++
+	b := m.buckets[i]
+	for n := range b.n {
+		s := b.samples[(b.next+ringSize-1-n)%ringSize]
+		if s.at < since {
+			return n
 		}
+		dst[n] = s.latency
 	}
-	return n
+	return b.n
 }

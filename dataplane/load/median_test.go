@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"testing"
@@ -18,12 +19,14 @@ type served struct {
 	latency time.Duration
 }
 
-func estimatorOf(now time.Time, requests []served) *estimator {
-	e := new(estimator)
+// medianOf returns an estimator that has seen the requests, in the order of their ends.
+func medianOf(now time.Duration, requests []served) *median {
+	m := new(median)
+	slices.SortStableFunc(requests, func(a, b served) int { return cmp.Compare(b.ago, a.ago) })
 	for _, r := range requests {
-		e.add(now.Add(-r.ago), r.rif, r.latency)
+		m.add(now-r.ago, r.rif, r.latency)
 	}
-	return e
+	return m
 }
 
 func TestEstimate(t *testing.T) {
@@ -61,8 +64,8 @@ func TestEstimate(t *testing.T) {
 		{"later: forgotten", []served{{forgotten + 1, 4, 30 * ms}}, 4, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			now := time.Unix(1000, 0)
-			got, known := estimatorOf(now, tt.seen).estimate(now, tt.rif)
+			now := 1000 * time.Second
+			got, known := medianOf(now, tt.seen).estimate(now, tt.rif)
 			if got != tt.want || known != (tt.want != 0) {
 				t.Errorf("estimate at RIF %d: got %v, known %v; want %v", tt.rif, got, known, tt.want)
 			}
@@ -71,17 +74,17 @@ func TestEstimate(t *testing.T) {
 }
 
 func TestEstimateOfInstantRequestsIsKnown(t *testing.T) {
-	now := time.Unix(1000, 0)
-	if got, known := estimatorOf(now, []served{{0, 0, 0}}).estimate(now, 0); got != 0 || !known {
+	now := 1000 * time.Second
+	if got, known := medianOf(now, []served{{0, 0, 0}}).estimate(now, 0); got != 0 || !known {
 		t.Errorf("got %v, known %v; want a known latency of 0", got, known)
 	}
 }
 
 func TestEstimateKeepsTheLastSamplesOfARIF(t *testing.T) {
-	now := time.Unix(1000, 0)
+	now := 1000 * time.Second
 	seen := slices.Repeat([]served{{40 * ms, 4, 90 * ms}}, 1000)
 	seen = append(seen, slices.Repeat([]served{{0, 4, 10 * ms}}, ringSize)...)
-	if got, _ := estimatorOf(now, seen).estimate(now, 4); got != 10*ms {
+	if got, _ := medianOf(now, seen).estimate(now, 4); got != 10*ms {
 		t.Errorf("got %v; want the latency of the last %d, 10ms", got, ringSize)
 	}
 }
@@ -91,26 +94,26 @@ func TestEstimateKeepsTheLastSamplesOfARIF(t *testing.T) {
 func TestEstimateIsOneOfTheRecentLatencies(t *testing.T) {
 	rifs := rapid.OneOf(rapid.Int32Range(0, 20), rapid.Int32Range(0, MaxRIF), rapid.Int32())
 	rapid.Check(t, func(t *rapid.T) {
-		now := time.Unix(1000, 0)
-		e := new(estimator)
-		latencies := map[time.Duration]time.Time{} // all different, by the time when they were seen
+		now := 1000 * time.Second
+		e := new(median)
+		latencies := map[time.Duration]time.Duration{} // all different, by the time when they were seen
 		for i := range rapid.IntRange(0, 60).Draw(t, "requests") {
-			now = now.Add(time.Duration(rapid.IntRange(0, 3000).Draw(t, "later")) * ms)
+			now += time.Duration(rapid.IntRange(0, 3000).Draw(t, "later")) * ms
 			latency := time.Duration(i+1) * ms
 			e.add(now, rifs.Draw(t, "rif"), latency)
 			latencies[latency] = now
 		}
-		now = now.Add(time.Duration(rapid.IntRange(0, 12000).Draw(t, "asked")) * ms)
+		now += time.Duration(rapid.IntRange(0, 12000).Draw(t, "asked")) * ms
 
 		anyRecent := false
 		for _, at := range latencies {
-			anyRecent = anyRecent || now.Sub(at) <= forgotten
+			anyRecent = anyRecent || now-at <= forgotten
 		}
 		got, known := e.estimate(now, rifs.Draw(t, "asked at"))
 		if known != anyRecent {
 			t.Fatalf("known: %v, though seen in the last %v: %v", known, forgotten, anyRecent)
 		}
-		if at, seen := latencies[got]; known && (!seen || now.Sub(at) > forgotten) {
+		if at, seen := latencies[got]; known && (!seen || now-at > forgotten) {
 			t.Fatalf("estimate %v was not seen lately", got)
 		}
 	})

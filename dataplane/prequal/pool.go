@@ -193,7 +193,7 @@ func (p *Pool[K]) Select(now time.Time) (key K, class Class, ok bool) {
 	i, class := p.best()
 	e := &p.entries[i]
 	key = e.key
-	e.rif++ // RIF compensation (§4)
+	p.charge(e)
 	e.uses--
 	if e.uses <= 0 {
 		p.remove(i)
@@ -206,7 +206,17 @@ func (p *Pool[K]) Select(now time.Time) (key K, class Class, ok bool) {
 // its probe counts one more request in flight (§4, RIF compensation).
 func (p *Pool[K]) Charge(key K) {
 	if i := p.find(key); i >= 0 {
-		p.entries[i].rif++
+		p.charge(&p.entries[i])
+	}
+}
+
+// charge counts a request that this agent has sent, of which the probe can't know (§4, RIF compensation). Where latencies are
+// those to expect at the present RIF, it lasts longer in proportion. (The paper would like to raise the latency too, and does
+// not: a median says nothing of another RIF.)
+func (p *Pool[K]) charge(e *entry[K]) {
+	e.rif++
+	if e.latency != unknown && p.cfg.Latency == policy.LatencyMean {
+		e.latency += e.latency / int64(e.rif)
 	}
 }
 

@@ -1,7 +1,5 @@
 package sim
 
-import "github.com/headroom-mesh/headroom/dataplane/load"
-
 // startFault lets a fault begin: for the nth of those affected, if it happens to one after the other.
 func (s *simulation) startFault(id int32, nth int) {
 	f := s.cfg.Faults[id]
@@ -154,5 +152,5 @@ func (s *simulation) loseAll(r *replica) {
 	}
 	r.held = nil
 	s.answerAsked(r)
-	r.tracker = new(load.Tracker)
+	r.tracker = newTracker(s.cfg.Policy)
 }

@@ -341,8 +341,15 @@ type PrequalSpec struct {
 	// Longest time without a probe while the service is in use (§4, "idle" probing; the paper gives no figure): "0s" (off),
 	// or 10ms to 1m. A service counts as in use for one minute after its last request. Default 500ms.
 	IdleProbeInterval string `protobuf:"bytes,8,opt,name=idle_probe_interval,json=idleProbeInterval,proto3" json:"idle_probe_interval,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// What replicas say of their latency, to any balancer that goes by it: "mean", the requests in flight divided by the rate
+	// at which they end (Little's law), over the last 0.3s or so; or "median", that of the requests which ended lately and had
+	// found about as many in flight as there are now (§4). Default mean.
+	Latency string `protobuf:"bytes,9,opt,name=latency,proto3" json:"latency,omitempty"`
+	// Whom probes go to: "better_of_two", of two random replicas the one that was faster when this agent last heard of it;
+	// or "random" (§4). Default better_of_two.
+	ProbeTargets  string `protobuf:"bytes,10,opt,name=probe_targets,json=probeTargets,proto3" json:"probe_targets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PrequalSpec) Reset() {
@@ -427,6 +434,20 @@ func (x *PrequalSpec) GetQRif() float64 {
 func (x *PrequalSpec) GetIdleProbeInterval() string {
 	if x != nil {
 		return x.IdleProbeInterval
+	}
+	return ""
+}
+
+func (x *PrequalSpec) GetLatency() string {
+	if x != nil {
+		return x.Latency
+	}
+	return ""
+}
+
+func (x *PrequalSpec) GetProbeTargets() string {
+	if x != nil {
+		return x.ProbeTargets
 	}
 	return ""
 }
@@ -1127,7 +1148,7 @@ const file_mesh_v1_policy_proto_rawDesc = "" +
 	"\x05scope\x18\x0e \x01(\v2\x1b.headroom.mesh.v1.ScopeSpecR\x05scope\x12\x18\n" +
 	"\atimeout\x18\x03 \x01(\tR\atimeout\x12@\n" +
 	"\fretry_budget\x18\x04 \x01(\v2\x1d.headroom.mesh.v1.RetryBudgetR\vretryBudgetB\b\n" +
-	"\x06_slots\"\x8e\x03\n" +
+	"\x06_slots\"\xcd\x03\n" +
 	"\vPrequalSpec\x12 \n" +
 	"\tpool_size\x18\x01 \x01(\rH\x00R\bpoolSize\x88\x01\x01\x121\n" +
 	"\x12probes_per_request\x18\x02 \x01(\x01H\x01R\x10probesPerRequest\x88\x01\x01\x125\n" +
@@ -1136,7 +1157,10 @@ const file_mesh_v1_policy_proto_rawDesc = "" +
 	"\amax_age\x18\x05 \x01(\tR\x06maxAge\x12#\n" +
 	"\rprobe_timeout\x18\x06 \x01(\tR\fprobeTimeout\x12\x18\n" +
 	"\x05q_rif\x18\a \x01(\x01H\x04R\x04qRIF\x88\x01\x01\x12.\n" +
-	"\x13idle_probe_interval\x18\b \x01(\tR\x11idleProbeIntervalB\f\n" +
+	"\x13idle_probe_interval\x18\b \x01(\tR\x11idleProbeInterval\x12\x18\n" +
+	"\alatency\x18\t \x01(\tR\alatency\x12#\n" +
+	"\rprobe_targets\x18\n" +
+	" \x01(\tR\fprobeTargetsB\f\n" +
 	"\n" +
 	"_pool_sizeB\x15\n" +
 	"\x13_probes_per_requestB\x17\n" +
