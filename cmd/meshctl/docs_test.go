@@ -35,7 +35,7 @@ func TestDocumentedPoliciesAreAccepted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		found := policySet.FindAllStringSubmatch(string(text), -1)
+		found := policySet.FindAllStringSubmatch(strings.ReplaceAll(string(text), "\\\n", ""), -1)
 		if len(found) < least {
 			t.Errorf("%s shows %d commands that set a policy, want %d at least", page, len(found), least)
 		}

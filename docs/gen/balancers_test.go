@@ -36,6 +36,18 @@ func TestEveryBalancerIsDescribed(t *testing.T) {
 
 var statedDefault = regexp.MustCompile("`([a-zA-Z0-9.]+): ([^`]+)`")
 
+func TestStatedProbesHold(t *testing.T) {
+	text := read(t, "..", "balancers.md")
+	probes := policy.Default().Prequal.ProbesPerRequest
+	for _, b := range []policy.Balancer{policy.BalancerPrequal, policy.BalancerLinear, policy.BalancerC3} {
+		_, row, _ := strings.Cut(text, fmt.Sprintf("\n| [`%s`]", b))
+		row, _, _ = strings.Cut(row, "\n")
+		if !strings.Contains(row, fmt.Sprintf("| %v probe", probes)) {
+			t.Errorf("the table says of %s %q, though it sends %v probes for a request", b, row, probes)
+		}
+	}
+}
+
 // TestStatedDefaultsHold compares the defaults in docs/balancers.md with what a policy without any field means.
 func TestStatedDefaultsHold(t *testing.T) {
 	stated := map[string]string{}
