@@ -33,8 +33,8 @@ gen: ## regenerate api/ (needs protoc) and docs/reference/
 evidence: ## play all scenarios and write docs/evidence.md
 	@go run ./docs/evidence
 
-bench: ## what a pick costs, with one processor and with two contending
-	@go test -run '^$$' -bench Pick -cpu 1,2 -count 5 ./dataplane/balancer
+bench: ## measure what a pick costs, with one processor and with two contending, and write it down
+	@go run ./bench/picks
 
 deps: ## install the system packages that the tests use
 	@.ci/deps
