@@ -80,6 +80,13 @@ func equal(_ *Endpoint, rif int) load.Report {
 	return load.Report{RIF: int32(rif), Latency: 50 * time.Millisecond, Known: true, Rate: 100, Utilization: 0.5}
 }
 
+// crowded is one by which replicas are alike whose requests in flight are as many for their weights.
+func crowded(e *Endpoint, rif int) load.Report {
+	r := equal(e, rif)
+	r.Latency = time.Duration(rif+int(e.weight())) * time.Millisecond / time.Duration(e.weight())
+	return r
+}
+
 func (a *agent) ask(e *Endpoint) load.Report {
 	if a.asked != nil {
 		a.asked(e)
@@ -281,7 +288,8 @@ func weighed(rule policy.Balancer, each, inFlight int) *agent {
 	return a
 }
 
-// wantByWeight checks that replicas of weight 1 to 4 got as many picks as they weigh, within 2 %.
+// wantByWeight checks that replicas of weight 1 to 4 got as many picks as they weigh, within 3 %: a rule that goes by the
+// lowest favours those that vary most, the light ones.
 func wantByWeight(t *testing.T, a *agent, before map[*Endpoint]uint64) {
 	t.Helper()
 	got, total := make([]float64, 5), 0.0
@@ -291,8 +299,8 @@ func wantByWeight(t *testing.T, a *agent, before map[*Endpoint]uint64) {
 		total += picks
 	}
 	for weight := 1; weight <= 4; weight++ {
-		if want := total * float64(weight) / 10; math.Abs(got[weight]-want) > 0.02*want {
-			t.Errorf("%d replicas: those of weight %d got %.0f of %.0f picks; want %.0f, within 2 %%",
+		if want := total * float64(weight) / 10; math.Abs(got[weight]-want) > 0.03*want {
+			t.Errorf("%d replicas: those of weight %d got %.0f of %.0f picks; want %.0f, within 3 %%",
 				len(before), weight, got[weight], total, want)
 		}
 	}
@@ -340,6 +348,7 @@ func testWeightsUnderLoad(t *testing.T, rule policy.Balancer) {
 	for _, each := range fleetSizes(t, rule) {
 		const busy = 100 // to a weight of 1
 		a := weighed(rule, each, busy)
+		a.report = crowded
 		inFlight := make([]Picked, 0, 10*busy*each)
 		step := 50 * time.Millisecond / time.Duration(cap(inFlight)) // every request takes 50 ms on average
 		var before map[*Endpoint]uint64

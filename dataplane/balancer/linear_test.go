@@ -62,8 +62,8 @@ func TestLinearPicksTheLeast(t *testing.T) {
 // The pool is Prequal's: probes, removals, reuse, compensation and the choice at random are the same.
 func TestLinearSharesThePool(t *testing.T) {
 	b, es := balancerOf(policy.BalancerLinear, 100)
-	if got := pick(t, b, start); got.Class != Fallback || len(got.Due(nil)) != 3 {
-		t.Errorf("no probes: got class %v; want fallback, and three probes", got.Class)
+	if got := pick(t, b, start); got.Class != Fallback || len(got.Due(nil)) != 1 {
+		t.Errorf("no probes: got class %v; want fallback, and a probe", got.Class)
 	}
 	b.Probed(start, 0, es[0], known(0, 10*time.Millisecond))
 	b.Probed(start, 0, es[1], known(0, 50*time.Millisecond))
@@ -75,7 +75,7 @@ func TestLinearSharesThePool(t *testing.T) {
 	if v.HasThreshold || v.PoolCapacity != 16 || v.FreshestProbes[es[1]].Hot {
 		t.Errorf("shown: %+v; want a pool of 16, and nothing hot", v)
 	}
-	if got := len(b.Idle(after(time.Second), 0, nil)); got != 3 {
-		t.Errorf("idle: got %d probes; want 3", got)
+	if got := len(b.Idle(after(time.Second), 0, nil)); got != 2 {
+		t.Errorf("idle: got %d probes; want 2", got)
 	}
 }

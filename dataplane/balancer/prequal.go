@@ -28,7 +28,7 @@ type prequalPicker struct {
 	asked  seatMemory             // seats whose replicas were probed
 	placed seatMemory             // seats that got requests
 
-	lastPick  time.Time
+	now       time.Time // as last told
 	lastProbe time.Time
 	_         apart
 }
@@ -41,11 +41,14 @@ type pooled struct {
 
 func (p *prequalPicker) pooled(s seat) pooled { return pooled{s, p.estimates[s.Endpoint]} }
 
-// hearsay is the latency that a replica last told.
+// hearsay is the latency that a replica last told. One that has none to tell counts as the fastest: it is to be found out.
 type hearsay struct {
 	latency time.Duration
 	at      time.Time
 }
+
+// unheard stands for the latency of a replica from the moment that it is asked after having told nothing for long.
+const unheard = math.MaxInt64
 
 // hearsayLasts is how long it counts for.
 const hearsayLasts = 5 * time.Second
@@ -66,7 +69,7 @@ func (p *prequalPicker) Update(now time.Time, set *Set) {
 }
 
 func (p *prequalPicker) Pick(now time.Time, _ Request) (*Endpoint, Class) {
-	p.lastPick = now
+	p.now = now
 	k, class, ok := p.pool.Select(now)
 	if ok {
 		p.placed.note(k.seat)
@@ -89,7 +92,7 @@ func (p *prequalPicker) Pick(now time.Time, _ Request) (*Endpoint, Class) {
 func (p *prequalPicker) Due(dst []*Endpoint) []*Endpoint {
 	n := p.pool.ProbesDue()
 	if n > 0 {
-		p.lastProbe = p.lastPick
+		p.lastProbe = p.now
 	}
 	return p.sample(n, dst)
 }
@@ -99,7 +102,7 @@ func (p *prequalPicker) Idle(now time.Time, dst []*Endpoint) []*Endpoint {
 	if p.cfg.IdleProbeInterval <= 0 || now.Sub(p.lastProbe) < p.cfg.IdleProbeInterval {
 		return dst
 	}
-	p.lastProbe = now
+	p.now, p.lastProbe = now, now
 	return p.sample(max(2, int(math.Ceil(p.cfg.ProbesPerRequest))), dst)
 }
 
@@ -132,6 +135,7 @@ func (p *prequalPicker) drawBetter(n int, seats []seat) []seat {
 		}
 		if !slices.Contains(seats, a) {
 			seats = append(seats, a)
+			p.ask(a)
 		}
 	}
 	return seats
@@ -140,16 +144,28 @@ func (p *prequalPicker) drawBetter(n int, seats []seat) []seat {
 // expected returns the latency of a replica by hearsay, 0 if it is to be found out.
 func (p *prequalPicker) expected(s seat) time.Duration {
 	h := p.heard[s.Endpoint]
-	if p.lastPick.Sub(h.at) > hearsayLasts {
+	if p.now.Sub(h.at) > hearsayLasts {
 		return 0
 	}
 	return h.latency
 }
 
-// hear notes the latency that a replica tells.
+// ask notes that a replica is asked. Until it answers, or for as long as hearsay lasts, it need not be asked again.
+func (p *prequalPicker) ask(s seat) {
+	if p.expected(s) == 0 {
+		*p.heard[s.Endpoint] = hearsay{unheard, p.now}
+	}
+}
+
+// hear notes what a replica tells.
 func (p *prequalPicker) hear(now time.Time, e *Endpoint, r load.Report) {
-	if h := p.heard[e]; h != nil && r.Known {
+	h := p.heard[e]
+	switch {
+	case h == nil:
+	case r.Known:
 		*h = hearsay{r.Latency, now}
+	default:
+		*h = hearsay{0, now}
 	}
 }
 

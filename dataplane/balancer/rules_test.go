@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -16,6 +17,10 @@ var start = time.Unix(1_000_000, 0)
 func balancerOf(rule policy.Balancer, n int) (*Balancer, []*Endpoint) {
 	p := policy.Default()
 	p.Balancer = rule
+	return balancerWith(p, n)
+}
+
+func balancerWith(p policy.Policy, n int) (*Balancer, []*Endpoint) {
 	fleet := NewFleet(Place{})
 	fleet.Update(start, replicas(n), policy.Scope{})
 	b := New(p, fleet, 1, 1)
@@ -178,7 +183,7 @@ func TestPrequalGoesByProbes(t *testing.T) {
 		t.Errorf("got %v, class %v; want the fastest, cold", picked.Endpoint.ID, picked.Class)
 	}
 	// The request that it is about to get makes a replica hot.
-	for range 20 {
+	for range 60 {
 		b.Probed(start, 0, es[1], known(0, 10*time.Millisecond))
 	}
 	b.Probed(start, 0, es[2], known(9, 20*time.Millisecond))
@@ -275,31 +280,83 @@ func TestPrequalIgnoresStrangers(t *testing.T) {
 	}
 }
 
-// Probes go to replicas chosen uniformly at random without replacement.
-func TestPrequalProbeTargets(t *testing.T) {
+// asPublished is Prequal with the parameters and the means of the paper.
+func asPublished() policy.Policy {
+	p := policy.Default()
+	p.Prequal.ProbesPerRequest, p.Prequal.RemovalsPerRequest, p.Prequal.QRIF = 3, 1, 0.84
+	p.Prequal.Latency, p.Prequal.ProbeTargets = policy.LatencyMedian, policy.ProbeRandom
+	return p
+}
+
+// As published, probes go to replicas chosen uniformly at random without replacement.
+func TestPrequalRandomProbeTargets(t *testing.T) {
+	const n, requests = 20, 20_000
+	b, es := balancerWith(asPublished(), n)
+	wantUniform(t, probed(t, b, es, start, requests, 3), 3*requests)
+}
+
+// By default, they go to the better of two, by what is known of their latencies.
+func TestPrequalProbesTheBetterOfTwo(t *testing.T) {
 	const n, requests = 20, 20_000
 	b, es := balancerOf(policy.BalancerPrequal, n)
-	picked := pick(t, b, start)
-	counts := make([]*Endpoint, n) // counted in the picks of stand-ins
+	for i, e := range es {
+		b.Probed(start, 0, e, known(0, time.Duration(1+i)*time.Millisecond))
+	}
+	for i, e := range probed(t, b, es, start, requests, 1) {
+		want := 2. * float64(n-1-i) / (n * (n - 1)) // it is one of the two, and the other one is slower
+		if got := float64(e.Picks()) / requests; math.Abs(got-want) > 0.01 {
+			t.Errorf("replica %d of %d by latency: got %.3f of the probes; want %.3f", i+1, n, got, want)
+		}
+	}
+	// After a while all are asked again, whatever they said, and once only as long as they don't answer.
+	for i, e := range probed(t, b, es, after(hearsayLasts+1), 10*n, 1)[1:] {
+		if got := e.Picks(); got < 1 || got > 20 {
+			t.Errorf("replica %d: got %d probes after a while; want some", i+2, got)
+		}
+	}
+}
+
+// probed returns how often each endpoint is probed on account of some requests, counted in the picks of stand-ins.
+func probed(t *testing.T, b *Balancer, es []*Endpoint, now time.Time, requests, each int) []*Endpoint {
+	t.Helper()
+	picked := pick(t, b, now)
+	counts := make([]*Endpoint, len(es))
 	for i := range counts {
 		counts[i] = &Endpoint{counter: new(counter)}
 	}
 	for range requests {
 		targets := picked.Due(nil)
-		if len(targets) != 3 || targets[0] == targets[1] || targets[0] == targets[2] || targets[1] == targets[2] {
-			t.Fatalf("got targets %v; want 3 different ones", targets)
+		if len(targets) != each {
+			t.Fatalf("got %d targets; want %d", len(targets), each)
 		}
-		for _, e := range targets {
+		for i, e := range targets {
+			if slices.Contains(targets[:i], e) {
+				t.Fatal("the same replica twice")
+			}
 			counts[indexOf(es, e)].counter.begin()
 		}
 	}
-	wantUniform(t, counts, 3*requests)
+	return counts
+}
+
+// A replica that says nothing is not asked again and again.
+func TestPrequalAsksTheSilentOnce(t *testing.T) {
+	b, es := balancerOf(policy.BalancerPrequal, 4)
+	for _, e := range es[1:] {
+		b.Probed(start, 0, e, known(0, time.Millisecond))
+	}
+	if got := probed(t, b, es, after(time.Millisecond), 100, 1)[0].Picks(); got > 1 {
+		t.Errorf("got %d probes; want 1", got)
+	}
 }
 
 func TestPrequalProbesNoReplicaTwiceInASmallFleet(t *testing.T) {
-	b, es := balancerOf(policy.BalancerPrequal, 2)
-	if got := pick(t, b, start).Due(nil); len(got) != 2 || got[0] != es[0] || got[1] != es[1] {
-		t.Errorf("got %v; want both replicas, once each", got)
+	p := asPublished()
+	for _, p.Prequal.ProbeTargets = range []policy.ProbeTargets{policy.ProbeRandom, policy.ProbeBetterOfTwo} {
+		b, es := balancerWith(p, 2)
+		if got := pick(t, b, start).Due(nil); len(got) != 2 || got[0] == got[1] || indexOf(es, got[0]) < 0 || indexOf(es, got[1]) < 0 {
+			t.Errorf("%s: got %v; want both replicas, once each", p.Prequal.ProbeTargets, got)
+		}
 	}
 }
 

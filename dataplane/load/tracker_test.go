@@ -9,9 +9,15 @@ import (
 	"pgregory.net/rapid"
 )
 
+func byMedian() *Tracker {
+	tr := new(Tracker)
+	tr.ByMedian(true)
+	return tr
+}
+
 func TestTrackerReportsWhatItBears(t *testing.T) {
 	now := time.Unix(1000, 0)
-	tr := new(Tracker)
+	tr := byMedian()
 	wantReport(t, "idle and new", tr.Report(now), "rif=0")
 	wantReport(t, "idle and new, leaving", tr.ReportLeaving(now), "rif=0")
 
@@ -63,7 +69,7 @@ func TestTrackerOutcomes(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			now := time.Unix(1000, 0)
-			tr := new(Tracker)
+			tr := byMedian()
 			if tt.before != 0 {
 				now = serve(tr, now, tt.before, OK)
 			}
@@ -80,7 +86,7 @@ func TestTrackerOutcomes(t *testing.T) {
 
 // The latency reported is that of requests that found as many others in flight as the next one will.
 func TestTrackerLatencyDependsOnRIF(t *testing.T) {
-	tr, now := new(Tracker), time.Unix(1000, 0)
+	tr, now := byMedian(), time.Unix(1000, 0)
 	for range 3 {
 		now = serve(tr, now, ms, OK)
 	}

@@ -211,13 +211,13 @@ func (p *Pool[K]) Charge(key K) {
 }
 
 // charge counts a request that this agent has sent, of which the probe can't know (§4, RIF compensation). Where latencies are
-// those to expect at the present RIF, it lasts longer in proportion. (The paper would like to raise the latency too, and does
-// not: a median says nothing of another RIF.)
+// those to expect at the present RIF, the latency rises in proportion. (The paper would like that too, and does not do it: a
+// median says nothing of another RIF.)
 func (p *Pool[K]) charge(e *entry[K]) {
-	e.rif++
 	if e.latency != unknown && p.cfg.Latency == policy.LatencyMean {
-		e.latency += e.latency / int64(e.rif)
+		e.latency += int64(float64(e.latency) / (e.share() + 1))
 	}
+	e.rif++
 }
 
 // ProbesDue returns how many probes to send on account of one more request: r_probe on average, rounded

@@ -66,7 +66,7 @@ func TestRoundRandomlyKeepsTheExpectation(t *testing.T) {
 // A pooled probe gets b_reuse uses on average, one of the two whole numbers next to it each time.
 func TestProbesAreUsedAsOftenAsEquation1Says(t *testing.T) {
 	const draws = 20_000
-	p := New[int](policy.Default().Prequal, time.Time{}, rand.New(rand.NewPCG(1, 1)))
+	p := New[int](published(), time.Time{}, rand.New(rand.NewPCG(1, 1)))
 	p.Resize(100, func(int) bool { return true })
 	got := map[int32]int{}
 	for i := range draws {
@@ -81,7 +81,7 @@ func TestProbesAreUsedAsOftenAsEquation1Says(t *testing.T) {
 
 // A pool that goes by a score uses the lowest and removes the highest, whatever is hot; in all else it is the same.
 func TestScoredPool(t *testing.T) {
-	cfg := policy.Default().Prequal
+	cfg := published()
 	cfg.ProbesPerRequest = 16 // so many that a probe is used once
 	now := time.Unix(1000, 0)
 	score := func(key string, rif, latency float64) float64 { return 100*rif + latency }
@@ -150,7 +150,7 @@ func TestRemovalRateHolds(t *testing.T) {
 
 func TestPoolAllocatesNothing(t *testing.T) {
 	now := time.Unix(1000, 0)
-	p := New[int](policy.Default().Prequal, now, rand.New(rand.NewPCG(1, 1)))
+	p := New[int](published(), now, rand.New(rand.NewPCG(1, 1)))
 	p.Resize(100, func(int) bool { return true })
 	key := 0
 	request := func() {
@@ -245,4 +245,40 @@ func usesOf(p *Pool[string], key string) int {
 		return int(p.entries[i].uses)
 	}
 	return 0
+}
+
+// published returns the parameters of the paper.
+func published() policy.Prequal {
+	cfg := policy.Default().Prequal
+	cfg.ProbesPerRequest, cfg.RemovalsPerRequest, cfg.QRIF = 3, 1, 0.84
+	cfg.Latency = policy.LatencyMedian
+	return cfg
+}
+
+// Where latencies are those to expect at the present RIF, a request makes the next one expect more, by what it adds to the
+// share of the load that the probe stands for.
+func TestRequestsRaiseExpectedLatency(t *testing.T) {
+	for _, tt := range []struct {
+		estimate    policy.LatencyEstimate
+		rif, weight int32
+		want        time.Duration
+	}{
+		{policy.LatencyMean, 0, 1, 200},
+		{policy.LatencyMean, 3, 1, 125},
+		{policy.LatencyMean, 3, 3, 150},
+		{policy.LatencyMedian, 3, 1, 100},
+	} {
+		cfg := published()
+		cfg.Latency = tt.estimate
+		now := time.Unix(1000, 0)
+		p := NewWeighted[int](cfg, now, rand.New(rand.NewPCG(1, 1)), func(int) int32 { return tt.weight })
+		p.Resize(100, func(int) bool { return true })
+		p.Add(now, 1, load.Report{RIF: tt.rif, Latency: 100, Known: true})
+		p.Charge(1)
+		p.Probes(now, func(got Probe[int]) {
+			if got.Report.Latency != tt.want || got.Report.RIF != tt.rif+1 {
+				t.Errorf("%+v: got %v; want a latency of %d", tt, got.Report, tt.want)
+			}
+		})
+	}
 }

@@ -49,7 +49,7 @@ func TestSyncAgreesWithModel(t *testing.T) {
 }
 
 func TestSyncBreaksTiesAtRandom(t *testing.T) {
-	s := NewSync[int](policy.Default().Prequal, rand.New(rand.NewPCG(1, 2)), nil)
+	s := NewSync[int](published(), rand.New(rand.NewPCG(1, 2)), nil)
 	counts := [4]int{}
 	for range 4000 {
 		for key := range counts {

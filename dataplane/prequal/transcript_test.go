@@ -10,7 +10,6 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/headroom-mesh/headroom/dataplane/load"
-	"github.com/headroom-mesh/headroom/policy"
 )
 
 // TestTranscripts plays the scripts in testdata/pool, which show the algorithm rule by rule. Each block is a scene:
@@ -55,7 +54,7 @@ type scene struct {
 }
 
 func newScene(t *testing.T, d *datadriven.TestData) *scene {
-	cfg := policy.Default().Prequal
+	cfg := published()
 	fleet := 100
 	d.MaybeScanArgs(t, "size", &cfg.PoolSize)
 	d.MaybeScanArgs(t, "fleet", &fleet)

@@ -315,8 +315,8 @@ func TestProbes(t *testing.T) {
 	t.Parallel()
 	c := testbed(0.5, policy.BalancerPrequal)
 	c.Duration = 4 * sec
-	if r := run(t, c); math.Abs(r.ProbesPerRequest-3) > 0.05 || r.ProbesLost != 0 || r.Choices["cold"] == 0 {
-		t.Errorf("got %v probes a request, %d lost, choices %v; want 3 and none", r.ProbesPerRequest, r.ProbesLost, r.Choices)
+	if r := run(t, c); math.Abs(r.ProbesPerRequest-1) > 0.05 || r.ProbesLost != 0 || r.Choices["cold"] == 0 {
+		t.Errorf("got %v probes a request, %d lost, choices %v; want 1 and none", r.ProbesPerRequest, r.ProbesLost, r.Choices)
 	}
 	c.Policy.Prequal.ProbesPerRequest = 0.5
 	near(t, "probes a request", run(t, c).ProbesPerRequest, 0.5, 0.03)
