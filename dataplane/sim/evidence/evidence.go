@@ -28,6 +28,7 @@ type Evidence struct {
 func All() []Evidence {
 	return []Evidence{
 		fastSlow(), fastSlowRamp(), stall(), sinkhole(), hugeRequests(), hotCache(), hiccup(),
+		scaleUp(), restart(), drain(), thousands(),
 	}
 }
 

@@ -25,7 +25,9 @@ func TestBuiltinsRun(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i := range cases {
-				cases[i].Config.Warmup, cases[i].Config.Duration = 0, 200*time.Millisecond
+				c := &cases[i].Config
+				c.Warmup, c.Duration = 0, 200*time.Millisecond
+				c.Agents[0].Count, c.Replicas[0].Count = min(c.Agents[0].Count, 100), min(c.Replicas[0].Count, 100)
 			}
 			rows, err := scenario.Run(t.Context(), cases, scenario.Options{})
 			if err != nil {
