@@ -55,7 +55,21 @@ func figuresShown(rows []scenario.Row) []figure {
 	if slices.ContainsFunc(rows, func(r scenario.Row) bool { return r.RecoveryS > 0 }) {
 		figures = append(figures, figure{"RECOVERY", func(r scenario.Row) float64 { return float64(r.RecoveryS) }, recovery})
 	}
+	if slices.ContainsFunc(rows, func(r scenario.Row) bool { return len(r.Case.Config.Faults) > 0 }) {
+		figures = append(figures, figure{"PEAK99", func(r scenario.Row) float64 { return r.PeakP99MS }, latency})
+	}
+	if slices.ContainsFunc(rows, func(r scenario.Row) bool { return r.Unwanted > 0 }) {
+		figures = append(figures, figure{"OVERDUE", func(r scenario.Row) float64 { return r.OverdueMS }, overdue})
+	}
 	return figures
+}
+
+// overdue writes milliseconds, which may be none.
+func overdue(_ scenario.Row, x float64) string {
+	if x == 0 {
+		return "0"
+	}
+	return threeDigits(x)
 }
 
 func recovery(_ scenario.Row, seconds float64) string {

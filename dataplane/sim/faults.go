@@ -1,5 +1,7 @@
 package sim
 
+import "time"
+
 // startFault lets a fault begin: for the nth of those affected, if it happens to one after the other.
 func (s *simulation) startFault(id int32, nth int) {
 	f := s.cfg.Faults[id]
@@ -7,7 +9,7 @@ func (s *simulation) startFault(id int32, nth int) {
 	if f.Lasts > 0 && f.Kind != Join && f.Kind != Restart {
 		s.agenda.put(s.now, int64(f.Lasts), faultEnds, id, uint32(nth))
 	}
-	if f.Every > 0 && nth+1 < s.affected(f) {
+	if f.Every > 0 && nth+1 < s.cfg.turns(f) {
 		s.agenda.put(s.now, int64(f.Every), faultStarts, id, uint32(nth+1))
 	}
 }
@@ -22,19 +24,29 @@ func (f Fault) turn(nth int) Fault {
 	return f
 }
 
-// affected returns how many a fault happens to, in each group.
-func (s *simulation) affected(f Fault) int {
+// turns returns how often a fault happens.
+func (c Config) turns(f Fault) int {
+	if f.Every == 0 {
+		return 1
+	}
 	n := 0
 	if f.Kind == Restart {
-		n = len(s.agents)
+		for _, a := range c.Agents {
+			n += max(a.Count, 1)
+		}
 	} else {
-		for _, g := range s.cfg.Replicas {
+		for _, g := range c.Replicas {
 			if f.Group == "" || f.Group == g.Name {
-				n = max(n, g.Count)
+				n = max(n, g.Count, 1)
 			}
 		}
 	}
 	return min(f.until(n), n) - f.First
+}
+
+// Over returns when a fault that passes has passed for the last of those that it happens to.
+func (c Config) Over(f Fault) time.Duration {
+	return f.At + f.Lasts + time.Duration(max(c.turns(f)-1, 0))*f.Every
 }
 
 // apply adds a fault to those in force, or takes it away again.

@@ -116,3 +116,23 @@ func TestPeaks(t *testing.T) {
 		t.Errorf("a tenth of the requests was %v at its most", peak)
 	}
 }
+
+func TestOver(t *testing.T) {
+	t.Parallel()
+	c := sim.Config{Replicas: []sim.Group{{Name: "a", Count: 5}, {Name: "b"}}, Agents: []sim.Agents{{Count: 3}, {}}}
+	for _, tt := range []struct {
+		fault sim.Fault
+		want  time.Duration
+	}{
+		{sim.Fault{Kind: sim.Drain, At: sec, Lasts: 2 * sec}, 3 * sec},
+		{sim.Fault{Kind: sim.Drain, At: sec, Lasts: 2 * sec, Every: 10 * sec}, 43 * sec},
+		{sim.Fault{Kind: sim.Drain, At: sec, Lasts: 2 * sec, Every: 10 * sec, First: 3}, 13 * sec},
+		{sim.Fault{Kind: sim.Drain, At: sec, Lasts: 2 * sec, Every: 10 * sec, Count: 2}, 13 * sec},
+		{sim.Fault{Kind: sim.Drain, At: sec, Lasts: 2 * sec, Every: 10 * sec, Group: "b"}, 3 * sec},
+		{sim.Fault{Kind: sim.Restart, At: sec, Every: 10 * sec}, 31 * sec},
+	} {
+		if got := c.Over(tt.fault); got != tt.want {
+			t.Errorf("%+v: over at %v, want %v", tt.fault, got, tt.want)
+		}
+	}
+}

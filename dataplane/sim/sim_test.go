@@ -369,7 +369,8 @@ func TestValidateTellsAll(t *testing.T) {
 		},
 		Replicas: []sim.Group{{Serve: sim.Delay, Slots: 2, Speed: -1}, {Serve: "magic", Count: -4}},
 		Machines: sim.Machines{Cores: 4, Allocation: 8, Hobble: 2, Antagonists: sim.Antagonists{Levels: []sim.Level{{Demand: sim.Range{Min: 2, Max: 1}}}}},
-		Faults:   []sim.Fault{{Kind: "flood", Group: "x"}, {Kind: sim.Slow, Lasts: -1}},
+		Faults:   []sim.Fault{{Kind: "flood", Group: "x"}, {Kind: sim.Slow, Lasts: -1, Every: -1}},
+		Registry: sim.Registry{Delay: -1, Spread: -1},
 	}
 	err := c.Validate()
 	if err == nil {
@@ -382,7 +383,7 @@ func TestValidateTellsAll(t *testing.T) {
 		"Load.Zipf", "Agents: want one group", "Replicas[0].Speed", "Replicas[0]: only replicas that serve by slots", "Replicas[1].Count",
 		`Replicas[1].Serve: want one of ["" "cpu" "slots" "delay"], got "magic"`, "Machines.Allocation: want 4 cores at most, got 8", "Machines.Hobble",
 		"Machines.Antagonists.Levels[0].Share: want", "Machines.Antagonists.Levels[0].Demand: want Min from 0 to Max, got 2 to 1", "Faults[0].Kind", `Faults[0].Group: no group of replicas is named "x"`,
-		"Faults[1].Factor", "Faults[1].Lasts",
+		"Faults[1].Factor", "Faults[1].Lasts", "Faults[1].Every", "Registry.Delay", "Registry.Spread",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("want %q in\n%v", want, err)

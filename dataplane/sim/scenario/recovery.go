@@ -25,7 +25,7 @@ const recovered = 0.99
 // recovery returns how long after the last passing fault the service was back for good: from then on, of the requests that
 // ended in any bucket of the series, at least 99 % had succeeded. It is 0 if there was nothing to recover from.
 func recovery(c sim.Config, series []sim.Bucket) Seconds {
-	over, any := faultsOver(c.Faults)
+	over, any := faultsOver(c)
 	if !any {
 		return 0
 	}
@@ -44,10 +44,10 @@ func recovery(c sim.Config, series []sim.Bucket) Seconds {
 }
 
 // faultsOver returns when the last fault that passes has passed, if any does.
-func faultsOver(faults []sim.Fault) (at time.Duration, any bool) {
-	for _, f := range faults {
+func faultsOver(c sim.Config) (at time.Duration, any bool) {
+	for _, f := range c.Faults {
 		if f.Lasts > 0 {
-			at, any = max(at, f.At+f.Lasts), true
+			at, any = max(at, c.Over(f)), true
 		}
 	}
 	return at, any
