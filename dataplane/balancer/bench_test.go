@@ -111,3 +111,19 @@ func (c *caller) place(req Request) (Picked, error) {
 func (c *caller) report() load.Report {
 	return load.Report{RIF: int32(c.key % 5), Latency: time.Duration(c.key%64) * time.Millisecond, Known: true}
 }
+
+// BenchmarkEach looks over the replicas that an agent uses, as agents do ten times a second.
+func BenchmarkEach(b *testing.B) {
+	for _, n := range []int{100, 10_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			fleet := NewFleet(Place{})
+			now := time.Unix(1_000_000, 0)
+			fleet.Update(now, replicas(n), policy.Scope{})
+			b.ReportAllocs()
+			seen := 0
+			for b.Loop() {
+				fleet.Each(now, func(*Endpoint, Avoidance) { seen++ })
+			}
+		})
+	}
+}

@@ -314,7 +314,24 @@ func (f *Fleet) keepLocked(home []*Endpoint) []*Endpoint {
 	return kept
 }
 
-func (f *Fleet) avoidanceLocked(now time.Time, e *Endpoint) Avoidance {
+// Each calls yield for every registered endpoint in the order of their IDs.
+func (f *Fleet) Each(now time.Time, yield func(*Endpoint, Avoidance)) {
+	set := f.Set(now)
+	f.mu.Lock()
+	calm := len(f.avoided) == 0 && len(f.down) == 0
+	f.mu.Unlock()
+	for _, e := range set.all {
+		why := NotAvoided
+		if !calm {
+			why = f.avoidance(now, e)
+		}
+		yield(e, why)
+	}
+}
+
+func (f *Fleet) avoidance(now time.Time, e *Endpoint) Avoidance {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if now.Before(e.avoidEnds) {
 		return e.avoided
 	}
@@ -322,15 +339,4 @@ func (f *Fleet) avoidanceLocked(now time.Time, e *Endpoint) Avoidance {
 		return Unreachable
 	}
 	return NotAvoided
-}
-
-// Each calls yield for every registered endpoint in the order of their IDs.
-func (f *Fleet) Each(now time.Time, yield func(*Endpoint, Avoidance)) {
-	set := f.Set(now)
-	for _, e := range set.all {
-		f.mu.Lock()
-		why := f.avoidanceLocked(now, e)
-		f.mu.Unlock()
-		yield(e, why)
-	}
 }
