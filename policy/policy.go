@@ -180,7 +180,7 @@ func Default() Policy {
 			Delta:              1,
 			MaxAge:             time.Second,
 			ProbeTimeout:       100 * time.Millisecond,
-			QRIF:               0.9,
+			QRIF:               0.99,
 			IdleProbeInterval:  500 * time.Millisecond,
 			Latency:            LatencyMean,
 			ProbeTargets:       ProbeBetterOfTwo,

@@ -67,7 +67,9 @@ func TestPrequalSyncAsksUniformly(t *testing.T) {
 // The rule is Prequal's: the fastest of those that are not hot by the RIF of earlier answers; if all are hot, the one with the
 // least RIF.
 func TestPrequalSyncChooses(t *testing.T) {
-	b, es := balancerOf(policy.BalancerPrequalSync, 100)
+	p := asPublished()
+	p.Balancer = policy.BalancerPrequalSync
+	b, es := balancerWith(p, 100)
 	const ms = time.Millisecond
 	for _, tt := range []struct {
 		name    string

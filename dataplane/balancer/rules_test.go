@@ -169,7 +169,7 @@ func known(rif int32, latency time.Duration) load.Report {
 }
 
 func TestPrequalGoesByProbes(t *testing.T) {
-	b, es := balancerOf(policy.BalancerPrequal, 100)
+	b, es := balancerWith(asPublished(), 100)
 	if picked := pick(t, b, start); picked.Class != Fallback {
 		t.Errorf("without probes: got class %v; want fallback", picked.Class)
 	}

@@ -10,7 +10,7 @@ import (
 
 // syncPicker is Prequal in its synchronous mode (§4, "Synchronous mode"): it asks d replicas chosen at random about each
 // request, d = 3 by default, waits for d−1 answers, and places the request by the hot-cold lexicographic rule among those
-// that came. A replica is hot by the quantile Q_RIF (0.9) of the RIF in earlier answers. The questions carry the request's
+// that came. A replica is hot by the quantile Q_RIF (0.99) of the RIF in earlier answers. The questions carry the request's
 // key: a replica that has served it lately says a tenth of its load.
 //
 // Use it where what a replica holds decides what a request costs there (caches, LLM prefixes), or where requests are so

@@ -317,16 +317,17 @@ func (x *ServicePolicySpec) GetRetryBudget() *RetryBudget {
 	return nil
 }
 
-// PrequalSpec holds the parameters of Prequal (Wydrowski et al., NSDI '24); "§" refers to that paper.
+// PrequalSpec holds the parameters of Prequal (Wydrowski et al., NSDI '24); "§" refers to that paper. The defaults go beyond
+// it in what replicas say of their latency and in whom probes go to; with fewer probes, they do better.
 type PrequalSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Probes kept for the service (m, §4): 2 to 256. A fleet of fewer than 2m replicas uses a pool of half its size, and
 	// at least 2, so that a pool stays a sample. Default 16.
 	PoolSize *uint32 `protobuf:"varint,1,opt,name=pool_size,json=poolSize,proto3,oneof" json:"pool_size,omitempty"`
-	// Probes sent for each request (r_probe, §4): 0 to 16, fractions allowed. Default 3 (§5).
+	// Probes sent for each request (r_probe, §4): 0 to 16, fractions allowed. Default 1 (§5: 3).
 	ProbesPerRequest *float64 `protobuf:"fixed64,2,opt,name=probes_per_request,json=probesPerRequest,proto3,oneof" json:"probes_per_request,omitempty"`
 	// Probes removed from the pool for each request, oldest and worst in turn (r_remove, §4): 0 to 16, fractions allowed.
-	// Default 1 (§5).
+	// Default 0.25 (§5: 1).
 	RemovalsPerRequest *float64 `protobuf:"fixed64,3,opt,name=removals_per_request,json=removalsPerRequest,proto3,oneof" json:"removals_per_request,omitempty"`
 	// Net growth of the pool allowed for by the reuse budget (δ in Eq. 1, §4): above 0, to 100. Default 1 (§5).
 	Delta *float64 `protobuf:"fixed64,4,opt,name=delta,proto3,oneof" json:"delta,omitempty"`
@@ -336,14 +337,16 @@ type PrequalSpec struct {
 	// data centre, §4; an answer is dated by its receipt, so a late one is less fresh, not wrong.)
 	ProbeTimeout string `protobuf:"bytes,6,opt,name=probe_timeout,json=probeTimeout,proto3" json:"probe_timeout,omitempty"`
 	// Quantile of recent RIF values above which a replica is hot (Q_RIF, §4): 0 (all hot: choose by RIF alone) to 1 (none
-	// hot: choose by latency alone). Default 0.84 (2^-0.25, §5).
+	// hot: choose by latency alone). Default 0.99. A mean latency tells of the requests in flight by itself. With latency
+	// "median", 0.6 to 0.9 are good values (§5.3; 0.84 is 2^-0.25, that of §5).
 	QRif *float64 `protobuf:"fixed64,7,opt,name=q_rif,json=qRIF,proto3,oneof" json:"q_rif,omitempty"`
 	// Longest time without a probe while the service is in use (§4, "idle" probing; the paper gives no figure): "0s" (off),
 	// or 10ms to 1m. A service counts as in use for one minute after its last request. Default 500ms.
 	IdleProbeInterval string `protobuf:"bytes,8,opt,name=idle_probe_interval,json=idleProbeInterval,proto3" json:"idle_probe_interval,omitempty"`
-	// What replicas say of their latency, to any balancer that goes by it: "mean", the requests in flight divided by the rate
-	// at which they end (Little's law), over the last 0.3s or so; or "median", that of the requests which ended lately and had
-	// found about as many in flight as there are now (§4). Default mean.
+	// What replicas say of their latency, to any balancer that goes by it: "mean", the requests in flight over the last 0.4s
+	// or so, divided by the rate at which they ended (Little's law), in proportion to how many are in flight now; or "median",
+	// that of the requests which ended lately and had found about as many in flight as there are now (§4). With mean, a
+	// request raises the latency of the pooled probe by which it was placed as it raises the RIF. Default mean.
 	Latency string `protobuf:"bytes,9,opt,name=latency,proto3" json:"latency,omitempty"`
 	// Whom probes go to: "better_of_two", of two random replicas the one that was faster when this agent last heard of it;
 	// or "random" (§4). Default better_of_two.
