@@ -6,6 +6,7 @@ func scaleUp() Evidence {
 	const fair = 100. / 21
 	return Evidence{
 		Scenario: "scale-up",
+		Quick:    []scenario.Setting{{Path: "rules", Value: `[{"name": "round_robin"}, {"name": "least_loaded"}, {"name": "p2c"}, {"name": "prequal"}]`}},
 		Claims: []Claim{
 			atMost(peakShare(1, "the new one").under("prequal"), 1.5*fair, ""),
 			atMost(blind(1, "the new one").under("prequal"), 50, ""),
@@ -24,8 +25,10 @@ func scaleUp() Evidence {
 func restart() Evidence {
 	e := Evidence{
 		Scenario: "restart",
-		Quick:    []scenario.Setting{{Path: "rules", Value: `[{"name": "prequal"}]`}},
-		Remark:   "One probe of each of two replicas is knowledge enough to begin with, and no two agents have the same.",
+		Quick: []scenario.Setting{
+			{Path: "rules", Value: `[{"name": "prequal"}]`}, {Path: "replicas[0].count", Value: "20"}, {Path: "agents[0].count", Value: "20"},
+		},
+		Remark: "One probe of each of two replicas is knowledge enough to begin with, and no two agents have the same.",
 	}
 	for _, who := range []string{"all", "one by one", "all every 5s"} {
 		e.Claims = append(e.Claims,
@@ -40,6 +43,7 @@ func drain() Evidence {
 	const interval, news = 500, 2000 // of idle probes, and until the registry tells
 	return Evidence{
 		Scenario: "drain",
+		Quick:    []scenario.Setting{{Path: "rules", Value: `[{"name": "round_robin"}, {"name": "prequal_sync"}, {"name": "prequal"}]`}},
 		Claims: []Claim{
 			atMost(overdue().under("prequal").at("0.6"), interval, ""),
 			atMost(overdue().under("prequal").at("0.05"), news, ""),

@@ -8,10 +8,11 @@ func thousands() Evidence {
 		Scenario: "thousands",
 		Quick: []scenario.Setting{
 			{Path: "rules", Value: `[{"name": "prequal"}]`},
+			{Path: "warmup", Value: "1500ms"},
 			{Path: "sweep", Value: `{"points": [
-				{"name": "100 x 200", "set": {"duration": "15s"}},
-				{"name": "5000 x 10000", "set": {"agents[0].count": 5000, "replicas[0].count": 10000, "duration": "1s"}},
-				{"name": "5000 x 10000 at rest", "set": {"agents[0].count": 5000, "replicas[0].count": 10000, "duration": "1s", "load.utilization": 0.01}}
+				{"name": "100 x 200", "set": {"duration": "10s"}},
+				{"name": "5000 x 10000", "set": {"agents[0].count": 5000, "replicas[0].count": 10000, "duration": "500ms"}},
+				{"name": "5000 x 10000 at rest", "set": {"agents[0].count": 5000, "replicas[0].count": 10000, "duration": "500ms", "load.utilization": 0.01}}
 			]}`},
 		},
 		Claims: []Claim{
