@@ -1,6 +1,7 @@
 package evidence_test
 
 import (
+	"runtime/debug"
 	"slices"
 	"testing"
 
@@ -8,8 +9,12 @@ import (
 	"github.com/headroom-mesh/headroom/dataplane/sim/scenario"
 )
 
-// TestClaims plays every built-in scenario and holds it to what its source says.
+// TestClaims plays every built-in scenario and holds it to what its source says. Not with the race detector: a simulation is
+// one goroutine, and this is minutes of them.
 func TestClaims(t *testing.T) {
+	if info, _ := debug.ReadBuildInfo(); slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		t.Skip("make test plays the scenarios without the race detector")
+	}
 	for _, e := range evidence.All() {
 		t.Run(e.Scenario, func(t *testing.T) {
 			rows, err := e.Play(t.Context(), e.Quick, scenario.Options{Seed: 1})

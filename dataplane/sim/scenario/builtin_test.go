@@ -48,3 +48,25 @@ func TestUnknownBuiltin(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// One model of machines, antagonists and service times serves all scenarios of the paper: nothing is tuned to one of them.
+func TestScenariosOfThePaperHaveTheSameMachines(t *testing.T) {
+	common := func(name string) string {
+		text, err := scenario.Text(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, found := strings.Cut(string(text), "\n  machines:\n")
+		machines, rest, found2 := strings.Cut(rest, "      lasts: ")
+		if _, work, _ := strings.Cut(rest, "  work: "); !found || !found2 || !strings.HasPrefix(work, "{distribution: normal,") || !strings.Contains(work, ", spread: 1}\n") {
+			t.Fatalf("%s: no machines, or other work", name)
+		}
+		return machines
+	}
+	want := common("ramp")
+	for _, name := range []string{"nine-rules", "probe-rate", "q-rif", "linear", "antagonists"} {
+		if got := common(name); got != want {
+			t.Errorf("%s has these machines:\n%s\nramp has these:\n%s", name, got, want)
+		}
+	}
+}
