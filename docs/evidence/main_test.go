@@ -97,7 +97,7 @@ func TestAFewClaimsAreAList(t *testing.T) {
 		"## weather", "Wet.", "Source: a book.", "Mind the wind.",
 		"| p99 under prequal at 0.9, ms | 152 | 150 | at most 200 |",
 		"| p50 under prequal, ms | – | **30** | 10 to 20 |",
-		"**Missed**: p50 under prequal, ms: 30, wanted 10 to 20. It rained.",
+		"**Missed**: p50 under prequal, ms is 30, wanted 10 to 20. It rained.",
 		"![rain](evidence/weather.svg)",
 	)
 }

@@ -93,9 +93,18 @@ func (c claim) value() string {
 	return "**" + c.Format(c.got) + "**"
 }
 
+// writeMissed tells of the claims that don't hold, those with the same reason together.
 func (s section) writeMissed(out *strings.Builder) {
+	var reasons []string
+	missed := map[string][]string{}
 	for _, c := range s.missed() {
-		fmt.Fprintf(out, "\n**Missed**: %s: %s, wanted %s. %s\n", c.What(), c.Format(c.got), c.Bounds(), c.Missed)
+		if missed[c.Missed] == nil {
+			reasons = append(reasons, c.Missed)
+		}
+		missed[c.Missed] = append(missed[c.Missed], fmt.Sprintf("%s is %s, wanted %s", c.What(), c.Format(c.got), c.Bounds()))
+	}
+	for _, reason := range reasons {
+		fmt.Fprintf(out, "\n**Missed**: %s. %s\n", strings.Join(missed[reason], "; "), reason)
 	}
 }
 
