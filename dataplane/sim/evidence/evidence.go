@@ -27,7 +27,7 @@ type Evidence struct {
 // All returns the evidence, in the order in which it is best read.
 func All() []Evidence {
 	return []Evidence{
-		ramp(), nineRules(), probeRate(), qRIF(), linear(), antagonists(),
+		ramp(), nineRules(), probeRate(), qRIF(), linear(), antagonists(), beyondPaper(),
 		fastSlow(), fastSlowRamp(), stall(), sinkhole(), hugeRequests(), hotCache(), hiccup(),
 		scaleUp(), restart(), drain(), thousands(),
 	}
