@@ -177,7 +177,7 @@ func stepThrough(g Group, m Machines, script []scripted, step int64) []int64 {
 			return ends
 		}
 		each := g.Speed
-		if n := float64(len(served)); g.Serve == CPU && n > 0 {
+		if n := float64(len(served)); g.Serve == CPU && n > 0 && !stalled {
 			wanted := math.Min(n, m.Most)
 			cores, there := wanted, math.Max(m.Cores-demand, m.Allocation)
 			if wanted > there {
