@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"os"
 	"regexp"
@@ -40,20 +39,34 @@ func TestDocumentedPoliciesAreAccepted(t *testing.T) {
 			t.Errorf("%s shows %d commands that set a policy, want %d at least", page, len(found), least)
 		}
 		for _, f := range found {
-			if err := runQuietly(append(strings.Fields(f[1]), "--agent", agent)); err != nil {
+			if err := meshctl(io.Discard, append(strings.Fields(f[1]), "--agent", agent)...); err != nil {
 				t.Errorf("%s: meshctl %s: %v", page, f[1], err)
 			}
 		}
 	}
 }
 
-func runQuietly(args []string) error {
+// TestDocumentedSimulationsAreTrue wants what the documentation shows of a scenario to be what comes of it.
+func TestDocumentedSimulationsAreTrue(t *testing.T) {
+	for page, scenario := range map[string]string{"README.md": "stall", "docs/guides/simulate.md": "fast-slow"} {
+		text, err := os.ReadFile("../../" + page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		if err := meshctl(&out, "simulate", scenario); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), "```\n"+out.String()+"```\n") {
+			t.Errorf("%s does not show what meshctl simulate %s does:\n%s", page, scenario, &out)
+		}
+	}
+}
+
+func meshctl(out io.Writer, args ...string) error {
 	cmd := new(app).root()
 	cmd.SetArgs(args)
-	cmd.SetOut(io.Discard)
+	cmd.SetOut(out)
 	cmd.SetErr(io.Discard)
-	if err := cmd.Execute(); err != nil {
-		return fmt.Errorf("run it: %w", err)
-	}
-	return nil
+	return cmd.Execute()
 }
