@@ -106,13 +106,16 @@ func (p *prequalPicker) Idle(now time.Time, dst []*Endpoint) []*Endpoint {
 	return p.sample(max(2, int(math.Ceil(p.cfg.ProbesPerRequest))), dst)
 }
 
-// sample appends the replicas of n seats to probe, all of them different.
+// sample appends the replicas of n seats to probe, all of them different; fewer, where there is less to find out.
 func (p *prequalPicker) sample(n int, dst []*Endpoint) []*Endpoint {
 	var room [mostSampled]seat
 	seats := room[:0]
-	if p.heard == nil {
+	switch {
+	case p.heard == nil:
 		seats = p.set.draw(p.rng, n, seats) // uniformly at random without replacement (§4)
-	} else {
+	case p.pool.Whole():
+		seats = p.drawUncertain(n, seats)
+	default:
 		seats = p.drawBetter(min(n, mostSampled), seats)
 	}
 	for _, s := range seats {
@@ -122,8 +125,21 @@ func (p *prequalPicker) sample(n int, dst []*Endpoint) []*Endpoint {
 	return dst
 }
 
+// drawUncertain adds those of n random seats of a small fleet whose load is not known. There reports tell of nearly all
+// replicas, and a probe that tells nothing new would cost the replica as much as any other.
+func (p *prequalPicker) drawUncertain(n int, seats []seat) []seat {
+	drawn := p.set.draw(p.rng, n, seats)
+	uncertain := drawn[:len(seats)]
+	for _, s := range drawn[len(seats):] {
+		if !p.pool.Fresh(p.now, p.pooled(s)) {
+			uncertain = append(uncertain, s)
+		}
+	}
+	return uncertain
+}
+
 // drawBetter adds n seats, each the one of two random seats whose replica is faster by hearsay. So probes find fast replicas,
-// and none is left out for longer than hearsay lasts. With more than two to choose from, all agents would find the same few.
+// and none is left out for longer than hearsay lasts.
 func (p *prequalPicker) drawBetter(n int, seats []seat) []seat {
 	for tries := 0; len(seats) < n && tries < 4*n; tries++ { // n may be all there are
 		a, b := p.set.pair(p.rng)
@@ -171,14 +187,25 @@ func (p *prequalPicker) hear(now time.Time, e *Endpoint, r load.Report) {
 
 func (p *prequalPicker) Probed(now time.Time, e *Endpoint, r load.Report) {
 	p.hear(now, e, r)
-	p.pool.Add(now, p.pooled(p.seatOf(&p.asked, e)), r)
+	p.pool.Add(now, p.pooled(p.seatOf(&p.asked, e)), p.withOwn(r, e.RIF()))
 }
 
 func (p *prequalPicker) Reported(now time.Time, e *Endpoint, r load.Report) {
 	if p.set.has(e) {
 		p.hear(now, e, r)
-		p.pool.Refresh(now, p.pooled(p.seatOf(&p.placed, e)), r)
+		p.pool.Refresh(now, p.pooled(p.seatOf(&p.placed, e)), p.withOwn(r, e.RIF()-1))
 	}
+}
+
+// withOwn counts in the requests of this agent that were still on their way to a replica when it told its load: there can't
+// be fewer in flight than this agent has there. In a small fleet those matter. The latency rises with them, where it is the
+// one to expect.
+func (p *prequalPicker) withOwn(r load.Report, own int) load.Report {
+	if p.pool.Whole() && p.cfg.Latency == policy.LatencyMean && own > int(r.RIF) {
+		r.Latency = time.Duration(float64(r.Latency) * float64(own+1) / float64(r.RIF+1))
+		r.RIF = int32(own)
+	}
+	return r
 }
 
 // seatOf returns the seat on account of which a replica tells its load, or any of its seats if that is not known any more.

@@ -218,10 +218,10 @@ func TestPrequalFallbackIsCharged(t *testing.T) {
 	}
 }
 
-// The pool is half of a small fleet, and follows it.
+// The pool has room for all of a small fleet, and follows it.
 func TestPrequalPoolFollowsTheFleet(t *testing.T) {
 	b, _ := balancerOf(policy.BalancerPrequal, 100)
-	for _, tt := range []struct{ replicas, pool int }{{100, 16}, {32, 16}, {20, 10}, {3, 2}, {100, 16}} {
+	for _, tt := range []struct{ replicas, pool int }{{100, 16}, {32, 16}, {31, 31}, {3, 3}, {1, 2}, {100, 16}} {
 		b.fleet.Update(start, replicas(tt.replicas), policy.Scope{})
 		pick(t, b, start) // sees the new fleet
 		if got := b.View(start).PoolCapacity; got != tt.pool {
@@ -297,7 +297,7 @@ func TestPrequalRandomProbeTargets(t *testing.T) {
 
 // By default, they go to the better of two, by what is known of their latencies.
 func TestPrequalProbesTheBetterOfTwo(t *testing.T) {
-	const n, requests = 20, 20_000
+	const n, requests = 40, 20_000
 	b, es := balancerOf(policy.BalancerPrequal, n)
 	for i, e := range es {
 		b.Probed(start, 0, e, known(0, time.Duration(1+i)*time.Millisecond))
@@ -341,12 +341,62 @@ func probed(t *testing.T, b *Balancer, es []*Endpoint, now time.Time, requests, 
 
 // A replica that says nothing is not asked again and again.
 func TestPrequalAsksTheSilentOnce(t *testing.T) {
-	b, es := balancerOf(policy.BalancerPrequal, 4)
+	b, es := balancerOf(policy.BalancerPrequal, 40)
 	for _, e := range es[1:] {
 		b.Probed(start, 0, e, known(0, time.Millisecond))
 	}
-	if got := probed(t, b, es, after(time.Millisecond), 100, 1)[0].Picks(); got > 1 {
+	if got := probed(t, b, es, after(time.Millisecond), 1000, 1)[0].Picks(); got != 1 {
 		t.Errorf("got %d probes; want 1", got)
+	}
+}
+
+// A replica has at least the requests in flight that this agent has there, whatever it said when some were on their way.
+func TestPrequalCountsItsOwnRequestsInASmallFleet(t *testing.T) {
+	for _, tt := range []struct {
+		policy      policy.Policy
+		own         int
+		wantRIF     int32
+		wantLatency time.Duration
+	}{
+		{by(policy.BalancerPrequal), 2, 3, 10 * time.Millisecond},
+		{by(policy.BalancerPrequal), 7, 7, 20 * time.Millisecond},
+		{asPublished(), 7, 3, 10 * time.Millisecond},
+	} {
+		b, es := balancerWith(tt.policy, 4)
+		hold(es[0], tt.own)
+		b.Probed(start, 0, es[0], known(3, 10*time.Millisecond))
+		if got := b.View(start).FreshestProbes[es[0]].Report; got.RIF != tt.wantRIF || got.Latency != tt.wantLatency {
+			t.Errorf("%d of its own: got %+v; want RIF %d, latency %v", tt.own, got, tt.wantRIF, tt.wantLatency)
+		}
+	}
+}
+
+// In a small fleet, replicas are not probed whose load has just been reported; by what the paper says, they are.
+func TestPrequalSparesProbesInASmallFleet(t *testing.T) {
+	const n = 4
+	for _, tt := range []struct {
+		name     string
+		policy   policy.Policy
+		replicas int
+		age      time.Duration
+		want     int
+	}{
+		{"just reported", by(policy.BalancerPrequal), n, 9 * time.Millisecond, 0},
+		{"reported longer ago than requests take", by(policy.BalancerPrequal), n, 21 * time.Millisecond, 100},
+		{"as published", asPublished(), n, 0, 300},
+		{"in a large fleet", by(policy.BalancerPrequal), 100, 0, 100},
+	} {
+		b, es := balancerWith(tt.policy, tt.replicas)
+		for _, e := range es {
+			b.Probed(start, 0, e, known(0, 20*time.Millisecond))
+		}
+		picked, got := pick(t, b, after(tt.age)), 0
+		for range 100 {
+			got += len(picked.Due(nil))
+		}
+		if got != tt.want {
+			t.Errorf("%s: got %d probes on account of 100 requests; want %d", tt.name, got, tt.want)
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ type model struct {
 	entries  []modelEntry
 	rifs     []int32 // of all probes ever answered
 	capacity int
+	whole    bool // it has room for all replicas
 	reuse    float64
 	requests int // placed by the rule
 	removed  int // the removals so far, to tell whose turn it is
@@ -33,8 +34,9 @@ type modelEntry struct {
 
 func (m *model) resize(n int, gone []string) {
 	m.capacity = m.cfg.PoolSize
-	if n < 2*m.capacity {
-		m.capacity = n / 2
+	m.whole = n < 2*m.capacity
+	if m.whole {
+		m.capacity = n
 	}
 	if m.capacity < 2 {
 		m.capacity = 2
@@ -67,7 +69,9 @@ func (m *model) add(now time.Time, key string, r load.Report, uses int) {
 
 func (m *model) refresh(now time.Time, key string, r load.Report, uses int) {
 	m.expire(now)
-	if i := m.index(key); i >= 0 {
+	if m.whole {
+		m.add(now, key, r, uses)
+	} else if i := m.index(key); i >= 0 {
 		e := m.entry(now, key, r, m.entries[i].uses)
 		e.granted = m.entries[i].granted
 		m.entries[i] = e
@@ -113,6 +117,9 @@ func (m *model) selected(now time.Time, key string, class Class, ok bool, left [
 	m.entries[i].uses--
 	if m.entries[i].uses == 0 {
 		m.entries = without(m.entries, key)
+	}
+	if m.whole {
+		return ""
 	}
 	m.requests++
 	due := int(m.cfg.RemovalsPerRequest*float64(m.requests)) - int(m.cfg.RemovalsPerRequest*float64(m.requests-1))

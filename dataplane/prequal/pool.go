@@ -41,7 +41,8 @@ type Pool[K comparable] struct {
 
 	epoch    time.Time
 	entries  []entry[K] // at most capacity
-	capacity int        // m, or less in a small fleet
+	capacity int        // m, or the number of replicas in a small fleet
+	whole    bool       // there is room for all
 	reuse    float64    // b_reuse
 	history  history
 
@@ -81,15 +82,29 @@ func NewWeighted[K comparable](cfg policy.Prequal, now time.Time, rng *rand.Rand
 // nanoseconds, is what to reckon with, whether it is known or not.
 type Score[K comparable] func(key K, rif, latency float64) float64
 
-// NewScored returns an empty pool that chooses, and removes the worst, by a score instead of the hot-cold rule. In all else
-// it is the pool of Prequal, so that rules can be compared on the same knowledge (§5.2).
+// NewScored returns an empty pool that chooses, and removes the worst, by a score instead of the hot-cold rule. But for small
+// fleets it is the pool of Prequal in all else, so that rules can be compared on the same knowledge (§5.2).
 func NewScored[K comparable](cfg policy.Prequal, now time.Time, rng *rand.Rand, weight func(K) int32, score Score[K]) *Pool[K] {
 	return &Pool[K]{cfg: cfg, rng: rng, epoch: now, weight: weight, score: score}
 }
 
 // Resize adapts the pool to a fleet of n replicas and drops the probes of replicas that keep does not want.
+//
+// The paper says nothing of small fleets: its m = 16 assumes n well above m. Here the pool has room for all of them. If some
+// of a few replicas were left out, they would be idle meanwhile. Callers that know all replicas don't herd, as each knows
+// them as they were at another moment, and counts its own requests. A score that only requests bring up to date would go on
+// to leave out a replica whose score is bad; there, what is in the pool must change.
 func (p *Pool[K]) Resize(n int, keep func(K) bool) {
-	p.capacity = effectiveSize(p.cfg.PoolSize, n)
+	small := n < 2*p.cfg.PoolSize
+	p.whole = small && p.score == nil
+	switch {
+	case p.whole:
+		p.capacity = max(minOccupancy, n)
+	case small:
+		p.capacity = max(minOccupancy, n/2)
+	default:
+		p.capacity = p.cfg.PoolSize
+	}
 	p.reuse = reuseBudget(p.cfg, p.capacity, n)
 	kept := p.entries[:0]
 	for _, e := range p.entries {
@@ -104,15 +119,6 @@ func (p *Pool[K]) Resize(n int, keep func(K) bool) {
 	if cap(p.entries) < p.capacity {
 		p.entries = append(make([]entry[K], 0, p.capacity), p.entries...)
 	}
-}
-
-// effectiveSize keeps the pool a sample of the fleet. The paper's m = 16 assumes n well above m; a pool that held the
-// whole fleet would show every caller the same best replica, and they would herd. The paper says nothing of small fleets.
-func effectiveSize(m, n int) int {
-	if n >= 2*m {
-		return m
-	}
-	return max(minOccupancy, n/2)
 }
 
 // reuseBudget is b_reuse of Eq. 1 (§4): max{1, (1+δ) / ((1 − m/n)·r_probe − r_remove)}.
@@ -140,16 +146,19 @@ func (p *Pool[K]) Add(now time.Time, key K, r load.Report) {
 
 // Refresh takes in a load report that came with a response. Such reports come from the replicas that were chosen, not
 // from random ones. So they bring a pooled probe up to date, but neither renew its uses nor add to the history of RIF,
-// which must be a fair sample; and they enter the pool only where there are too few probes to choose from.
+// which must be a fair sample; and they enter the pool only where there are too few probes to choose from. In a pool of the
+// whole fleet they crowd nobody out, and are as good as answers to probes.
 func (p *Pool[K]) Refresh(now time.Time, key K, r load.Report) {
 	p.expire(now)
 	i := p.find(key)
 	switch {
+	case p.whole:
+		p.Add(now, key, r)
 	case i >= 0:
 		uses := p.entries[i].uses
 		p.entries[i] = p.entry(now, key, r)
 		p.entries[i].uses = uses
-	case len(p.entries) < minOccupancy && len(p.entries) < p.capacity:
+	case len(p.entries) < minOccupancy:
 		p.entries = append(p.entries, p.entry(now, key, r))
 	}
 }
@@ -229,6 +238,16 @@ func (p *Pool[K]) ProbesDue() int {
 	return int(n)
 }
 
+// Whole reports whether the pool has room for all replicas, as in small fleets.
+func (p *Pool[K]) Whole() bool { return p.whole }
+
+// Fresh reports whether a probe of a replica would tell little, as its pooled load is from less than half the time ago that
+// a request takes there.
+func (p *Pool[K]) Fresh(now time.Time, key K) bool {
+	i := p.find(key)
+	return i >= 0 && 2*(int64(now.Sub(p.epoch))-p.entries[i].received) < p.entries[i].latency
+}
+
 // Threshold returns θ: a replica with more requests in flight (by its weight) is hot. It returns false while nothing is
 // known, for the two ends of Q_RIF, where RIF or latency alone decides, and for a pool that goes by a score.
 func (p *Pool[K]) Threshold() (float64, bool) {
@@ -284,9 +303,12 @@ func (p *Pool[K]) expire(now time.Time) {
 	}
 }
 
-// removeDue removes r_remove probes a request, rounded deterministically, the oldest and the worst in turn (§4). It
-// leaves as many as a choice needs.
+// removeDue removes r_remove probes a request, rounded deterministically, the oldest and the worst in turn (§4), so that
+// others take their place. It leaves as many as a choice needs, and those of a pool in which there is a place for all.
 func (p *Pool[K]) removeDue() {
+	if p.whole {
+		return
+	}
 	p.removalsDue += p.cfg.RemovalsPerRequest
 	for ; p.removalsDue >= 1; p.removalsDue-- {
 		if len(p.entries) <= minOccupancy {

@@ -239,6 +239,30 @@ func TestPoolAgreesWithModel(t *testing.T) {
 	})
 }
 
+// What a pool knows of a replica is fresh for half of what a request takes there.
+func TestFresh(t *testing.T) {
+	now := time.Unix(1000, 0)
+	p := New[string](published(), now, rand.New(rand.NewPCG(1, 1)))
+	p.Resize(4, func(string) bool { return true })
+	p.Add(now, "known", load.Report{Latency: 20 * time.Millisecond, Known: true})
+	p.Add(now, "unknown", load.Report{})
+	for _, tt := range []struct {
+		key  string
+		age  time.Duration
+		want bool
+	}{
+		{"known", 0, true},
+		{"known", 10*time.Millisecond - 1, true},
+		{"known", 10 * time.Millisecond, false},
+		{"unknown", 0, false},
+		{"absent", 0, false},
+	} {
+		if got := p.Fresh(now.Add(tt.age), tt.key); got != tt.want {
+			t.Errorf("%s after %v: got %v", tt.key, tt.age, got)
+		}
+	}
+}
+
 // usesOf tells the model how the random rounding of the reuse budget went.
 func usesOf(p *Pool[string], key string) int {
 	if i := p.find(key); i >= 0 {

@@ -321,10 +321,10 @@ func (x *ServicePolicySpec) GetRetryBudget() *RetryBudget {
 // it in what replicas say of their latency and in whom probes go to; with fewer probes, they do better.
 type PrequalSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Probes kept for the service (m, §4): 2 to 256. A fleet of fewer than 2m replicas uses a pool of half its size, and
-	// at least 2, so that a pool stays a sample. Default 16.
+	// Probes kept for the service (m, §4): 2 to 256. Of a fleet of fewer than 2m replicas, those of all are kept. Default 16.
 	PoolSize *uint32 `protobuf:"varint,1,opt,name=pool_size,json=poolSize,proto3,oneof" json:"pool_size,omitempty"`
-	// Probes sent for each request (r_probe, §4): 0 to 16, fractions allowed. Default 1 (§5: 3).
+	// Probes sent for each request (r_probe, §4): 0 to 16, fractions allowed. Default 1 (§5: 3). In a fleet of fewer than 2m
+	// replicas, with probeTargets better_of_two, those are left out that would ask a replica whose load is known.
 	ProbesPerRequest *float64 `protobuf:"fixed64,2,opt,name=probes_per_request,json=probesPerRequest,proto3,oneof" json:"probes_per_request,omitempty"`
 	// Probes removed from the pool for each request, oldest and worst in turn (r_remove, §4): 0 to 16, fractions allowed.
 	// Default 0.25 (§5: 1).

@@ -26,7 +26,7 @@ func restart() Evidence {
 	e := Evidence{
 		Scenario: "restart",
 		Quick: []scenario.Setting{
-			{Path: "rules", Value: `[{"name": "prequal"}]`}, {Path: "replicas[0].count", Value: "20"}, {Path: "agents[0].count", Value: "20"},
+			{Path: "rules", Value: `[{"name": "prequal"}]`}, {Path: "replicas[0].count", Value: "32"}, {Path: "agents[0].count", Value: "32"},
 		},
 		Remark: "One probe of each of two replicas is knowledge enough to begin with, and no two agents have the same.",
 	}

@@ -28,7 +28,7 @@ type Evidence struct {
 func All() []Evidence {
 	return []Evidence{
 		ramp(), nineRules(), probeRate(), qRIF(), linear(), antagonists(), beyondPaper(),
-		fastSlow(), fastSlowRamp(), stall(), sinkhole(), hugeRequests(), hotCache(), hiccup(),
+		fastSlow(), fastSlowRamp(), stall(), sinkhole(), smallFleet(), hugeRequests(), hotCache(), hiccup(),
 		scaleUp(), restart(), drain(), thousands(),
 	}
 }

@@ -1,6 +1,35 @@
 package evidence
 
-import "math"
+import (
+	"math"
+
+	"github.com/headroom-mesh/headroom/dataplane/sim/scenario"
+)
+
+func smallFleet() Evidence {
+	robin, prequal, published := "round_robin", "prequal", "prequal as published"
+	loss := func(rule, point string) Cell {
+		return goodput().under(rule).at(point).over(goodput().under(robin).at(point))
+	}
+	return Evidence{
+		Scenario: "small-fleet",
+		Quick:    []scenario.Setting{{Path: "duration", Value: "15s"}},
+		Claims: []Claim{
+			near(goodput().under(robin).at("normal work"), 5366, 2),
+			near(p99().under(robin).at("normal work"), 20.2, 5),
+			atLeast(loss(prequal, "normal work"), 0.99, ""),
+			atLeast(loss(prequal, "fixed work"), 0.99, ""),
+			atLeast(loss(prequal, "exponential work"), 0.99, ""),
+			atMost(p99().under(prequal).at("normal work").over(p99().under(robin).at("normal work")), 1, ""),
+			atMost(p99().under(prequal).at("exponential work").over(p99().under(robin).at("exponential work")), 1, ""),
+			atMost(p99().under(prequal).at("fixed work").over(p99().under(robin).at("fixed work")), 1.1, ""),
+			between(loss(published, "fixed work"), 0.75, 0.85, "0.78"),
+		},
+		Remark: "Where load reports tell of all replicas there is little to probe for: of a hundred requests, one to ten send a probe, " +
+			"where each sends three as published. If no request differs from another there is no better order than taking turns; " +
+			"only then is the tail of round robin the shorter one.",
+	}
+}
 
 func hugeRequests() Evidence {
 	return Evidence{
