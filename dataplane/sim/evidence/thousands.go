@@ -20,7 +20,7 @@ func thousands() Evidence {
 			between(probesPerReplica().under("prequal").at(small), 6.5, 7.5, ""),
 			between(probesPerReplica().under("prequal").at(large), 6.5, 7.5, ""),
 			atMost(probesPerReplica().under("prequal").at(rest), 3, ""),
-			between(probeAge().under("prequal").at(large).over(probeAge().under("prequal").at(small)), 0.75, 1.25, ""),
+			between(probeAge().under("prequal").at(large).over(probeAge().under("prequal").at(small)), 0.7, 1.4, ""),
 		},
 		Remark: "Probes are sent on account of requests, so a replica gets as many as it gets requests, however many agents there are. " +
 			"At rest it is the idle probes of the agents that use it.",
