@@ -4,6 +4,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -31,7 +32,7 @@ func TestPageHasAllClaims(t *testing.T) {
 			t.Fatalf("docs/evidence.md ends before %s: run make evidence", e.Scenario)
 		}
 		name, text, _ := strings.Cut(sections[i+1], "\n")
-		if name != e.Scenario || !strings.Contains(text, e.Remark) {
+		if name != e.Scenario || !strings.Contains(text, wrapped(e.Remark)) {
 			t.Errorf("docs/evidence.md has %s and another remark where %s belongs: run make evidence", name, e.Scenario)
 		}
 		if !strings.Contains(text, choices(t, e.Scenario)) {
@@ -56,7 +57,7 @@ func choices(t *testing.T, name string) string {
 
 // isIn reports whether a line of the page is about the claim: one of a list, or of a grid.
 func (c claim) isIn(line string) bool {
-	inList := strings.HasPrefix(line, "| "+c.What()+" | "+c.source()+" |") && strings.HasSuffix(line, "| "+c.Bounds()+" |")
+	inList := strings.HasPrefix(line, "| "+c.What()+" | "+c.source()+" |") && strings.HasSuffix(line, "| "+c.wanted()+" |")
 	inGrid := strings.HasPrefix(line, "| "+c.Rule+" |") || strings.HasPrefix(line, "| "+c.Point+" |")
 	return inList || inGrid && c.Over == nil && strings.Contains(line, " ("+c.source()+") |")
 }
@@ -118,6 +119,27 @@ func TestManyClaimsAreAGrid(t *testing.T) {
 		claims[i].Rule, claims[i].Point = claims[i].Point, claims[i].Rule
 	}
 	wantLines(t, page([]section{{claims: claims}}), "| g | **22** (10) | 12 (11) |")
+}
+
+func TestWhatIsOnlyCompared(t *testing.T) {
+	text := page([]section{{
+		Evidence: evidence.Evidence{Scenario: "weather"}, description: "rain",
+		claims: []claim{made("p99", "ms", "c3", "", "1000", 0, math.Inf(1), 150), made("p99", "ms", "prequal", "", "", 0, 200, 150)},
+	}})
+	wantLines(t, text, "| [weather](#weather) | rain | 1 of 1 |", "| p99 under c3, ms | 1000 | *150* | – |")
+}
+
+func TestWrapped(t *testing.T) {
+	words := strings.Repeat("wind and rain ", 40)
+	got := wrapped(words)
+	if strings.Join(strings.Fields(got), " ") != strings.TrimSpace(words) {
+		t.Errorf("%q has other words", got)
+	}
+	for line := range strings.Lines(got) {
+		if len(line) > 121 || line != strings.TrimSpace(line)+"\n" && !strings.HasSuffix(got, line) {
+			t.Errorf("line %q", line)
+		}
+	}
 }
 
 func wantLines(t *testing.T, text string, lines ...string) {

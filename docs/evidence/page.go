@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -22,7 +23,8 @@ func page(sections []section) string {
 	var out strings.Builder
 	out.WriteString(intro)
 	for _, s := range sections {
-		fmt.Fprintf(&out, "| [%s](#%s) | %s | %d of %d |\n", s.Scenario, s.Scenario, s.description, len(s.claims)-len(s.missed()), len(s.claims))
+		wanted := s.wanted()
+		fmt.Fprintf(&out, "| [%s](#%s) | %s | %d of %d |\n", s.Scenario, s.Scenario, s.description, wanted-len(s.missed()), wanted)
 	}
 	for _, s := range sections {
 		s.write(&out)
@@ -32,6 +34,20 @@ func page(sections []section) string {
 
 func (c claim) holds() bool { return c.Holds(c.got) }
 
+// informs reports whether a claim only shows a figure: nothing is wanted of it.
+func (c claim) informs() bool { return c.Low <= 0 && math.IsInf(c.High, 1) }
+
+// wanted returns of how many figures something is wanted.
+func (s section) wanted() int {
+	n := 0
+	for _, c := range s.claims {
+		if !c.informs() {
+			n++
+		}
+	}
+	return n
+}
+
 func (s section) missed() []claim {
 	return slices.DeleteFunc(slices.Clone(s.claims), claim.holds)
 }
@@ -39,7 +55,7 @@ func (s section) missed() []claim {
 func (s section) write(out *strings.Builder) {
 	fmt.Fprintf(out, "\n## %s\n%s\nSource: %s.\n", s.Scenario, s.choices, strings.TrimSuffix(s.source, "."))
 	if s.Remark != "" {
-		fmt.Fprintf(out, "\n%s\n", s.Remark)
+		fmt.Fprintf(out, "\n%s\n", wrapped(s.Remark))
 	}
 	single, ratios := s.split()
 	if isGrid := len(single) > mostInList; isGrid {
@@ -73,8 +89,15 @@ func writeList(out *strings.Builder, claims []claim) {
 	}
 	out.WriteString("\n| | source | here | wanted |\n|---|--:|--:|--:|\n")
 	for _, c := range claims {
-		fmt.Fprintf(out, "| %s | %s | %s | %s |\n", c.What(), c.source(), c.value(), c.Bounds())
+		fmt.Fprintf(out, "| %s | %s | %s | %s |\n", c.What(), c.source(), c.value(), c.wanted())
 	}
+}
+
+func (c claim) wanted() string {
+	if c.informs() {
+		return "–"
+	}
+	return c.Bounds()
 }
 
 // source returns the figure of the source, or a dash.
@@ -85,12 +108,15 @@ func (c claim) source() string {
 	return c.Source
 }
 
-// value returns what was measured, in bold if it isn't what was wanted.
+// value returns what was measured, in bold if it isn't what was wanted, in italics if nothing was.
 func (c claim) value() string {
-	if c.holds() {
-		return c.Format(c.got)
+	switch {
+	case c.informs():
+		return "*" + c.Format(c.got) + "*"
+	case !c.holds():
+		return "**" + c.Format(c.got) + "**"
 	}
-	return "**" + c.Format(c.got) + "**"
+	return c.Format(c.got)
 }
 
 // writeMissed tells of the claims that don't hold, those with the same reason together.
@@ -104,8 +130,29 @@ func (s section) writeMissed(out *strings.Builder) {
 		missed[c.Missed] = append(missed[c.Missed], fmt.Sprintf("%s is %s, wanted %s", c.What(), c.Format(c.got), c.Bounds()))
 	}
 	for _, reason := range reasons {
-		fmt.Fprintf(out, "\n**Missed**: %s. %s\n", strings.Join(missed[reason], "; "), reason)
+		fmt.Fprintf(out, "\n%s\n", wrapped("**Missed**: "+strings.Join(missed[reason], "; ")+". "+reason))
 	}
+}
+
+// wrapped breaks text into lines.
+func wrapped(text string) string {
+	const width = 120
+	var out strings.Builder
+	line := 0
+	for word := range strings.FieldsSeq(text) {
+		switch {
+		case line == 0:
+		case line+1+len(word) > width:
+			out.WriteString("\n")
+			line = 0
+		default:
+			out.WriteString(" ")
+			line++
+		}
+		out.WriteString(word)
+		line += len(word)
+	}
+	return out.String()
 }
 
 // grid has a line for each rule, or each point if there are more of these.
@@ -145,7 +192,7 @@ func (g *grid) place(c claim) (row, column string) {
 }
 
 func (g *grid) write(out *strings.Builder) {
-	out.WriteString("\nIn brackets: the source.\n\n| |")
+	out.WriteString("\nIn brackets: the source. In bold: missed. In italics: only to compare, nothing is wanted of it.\n\n| |")
 	for _, column := range g.columns {
 		fmt.Fprintf(out, " %s |", column)
 	}

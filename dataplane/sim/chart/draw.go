@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"gonum.org/v1/plot"
@@ -105,22 +106,21 @@ func backwards(rules []string) []string {
 	return rules
 }
 
-// pointTicks labels as many points as have room; where names are long, on two lines in turn.
+// pointTicks labels as many points as have room, on two lines where one is not enough.
 func pointTicks(points []string, x []float64) []plot.Tick {
-	const room = 70 // characters of all labels, with what is between them
-	all := 0
-	for _, name := range points {
-		all += len(name) + 2
-	}
-	every := (all + 2*room - 1) / (2 * room)
+	const room = 60 // characters across the panel
+	perCharacter := (x[len(x)-1] - x[0]) / room
+	ends := [2]float64{math.Inf(-1), math.Inf(-1)} // of the last label on each line
 	var ticks []plot.Tick
 	for i, name := range points {
 		tick := plot.Tick{Value: x[i]}
-		if i%every == 0 {
-			tick.Label = name
-		}
-		if all > room && i/every%2 == 1 {
-			tick.Label = "\n" + tick.Label
+		half := float64(len(name)+2) / 2 * perCharacter
+		for line, end := range ends {
+			if x[i]-half >= end {
+				tick.Label = strings.Repeat("\n", line) + name
+				ends[line] = x[i] + half
+				break
+			}
 		}
 		ticks = append(ticks, tick)
 	}
