@@ -200,7 +200,7 @@ func TestFiguresOfOtherRules(t *testing.T) {
 		want   []string
 	}{
 		{"weights", func(now *meshv1.TopResponse) {
-			now.Agents[0].Outbound[0].Endpoints[0].Weight = proto.Float64(1.5)
+			now.Agents[0].Outbound[0].Endpoints[0].Weight = new(1.5)
 		}, []string{"WEIGHT", "×1.50"}},
 		{"costs", func(now *meshv1.TopResponse) {
 			now.Agents[0].Outbound[0].Endpoints[0].Cost = durationpb.New(42 * time.Millisecond)
