@@ -270,8 +270,10 @@ func TestIdleQueueAgreesWithModel(t *testing.T) {
 					return !slices.ContainsFunc(set.Endpoints, func(e *Endpoint) bool { return e.ID == id })
 				})
 				for _, e := range set.Endpoints {
-					if !was.has(e) && e.Picks() > 0 {
-						q.add(e.ID, int(set.seatsOf[e]))
+					for range max(0, q.slots*int(set.seatsOf[e])-e.RIF()) {
+						if !was.has(e) {
+							q.add(e.ID, int(set.seatsOf[e]))
+						}
 					}
 				}
 			},

@@ -263,11 +263,18 @@ func (b *Balancer) Probed(now time.Time, shard int, e *Endpoint, r load.Report) 
 // Idled takes in a replica's word that it has nothing to do. It is for one shard, as for one dispatcher, each in turn.
 func (b *Balancer) Idled(now time.Time, e *Endpoint) {
 	s := b.shards[int(b.idled.Add(1))%len(b.shards)]
-	tell(s, func(d Dispatcher) {
-		if s.set.has(e) {
-			d.Idled(now, e)
-		}
-	})
+	set := b.fleet.Set(now)
+	if !set.has(e) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.set != set {
+		s.adopt(now, set) // a new balancer has none yet; one that has not placed a request since has an old one
+	}
+	if d, ok := s.picker.(Dispatcher); ok && s.set.has(e) {
+		d.Idled(now, e)
+	}
 }
 
 // Forget drops what the rule knows of a replica.

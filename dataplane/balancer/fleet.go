@@ -240,9 +240,12 @@ func (f *Fleet) avoidLocked(now time.Time, e *Endpoint, why Avoidance, lasts tim
 	if f.endpoints[id] != e || now.Add(lasts).Before(e.avoidEnds) {
 		return
 	}
+	longer := f.avoided[id] == e && now.Before(e.avoidEnds)
 	e.avoided, e.avoidEnds = why, now.Add(lasts)
 	f.avoided[id] = e
-	f.rebuildLocked(now)
+	if !longer { // else the Set stays as it is; its review comes no later than it must
+		f.rebuildLocked(now)
+	}
 }
 
 // rebuildLocked makes the next Set: of the endpoints in scope, those that are ready and not avoided; if there are none,

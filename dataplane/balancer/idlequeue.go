@@ -24,32 +24,36 @@ type idleQueue struct {
 	rng    *rand.Rand
 	set    *Set
 	tokens map[*Endpoint]int // in the queue, by replica
-	queue  []*Endpoint       // a ring of n tokens from first on, with room for the slots of all seats
+	queue  []*Endpoint       // a ring of n tokens from first on
 	first  int
 	n      int
 	_      apart
 }
 
+// mostAtOnce bounds the tokens that a replica gets unasked.
+const mostAtOnce = 64
+
 func newIdleQueue(p policy.Policy, rng *rand.Rand) *idleQueue {
 	return &idleQueue{slots: max(p.Slots, 1), rng: rng}
 }
 
-// Update keeps the tokens of the replicas that stay. One that was left out for a while has lost its tokens here, and does
-// not know: it gets one, or it would have to wait until nobody else is idle. A new one speaks for itself.
+// Update keeps the tokens of the replicas that stay. One that comes, or that was left out for a while, may have told of its
+// slots when nobody here knew it: it gets tokens for them, or it would have to wait until nobody else is idle.
 func (q *idleQueue) Update(now time.Time, set *Set) {
 	old := *q
 	q.set = set
 	q.tokens = make(map[*Endpoint]int, len(set.Endpoints))
-	q.queue = make([]*Endpoint, q.slots*len(set.seats))
-	q.first, q.n = 0, 0
+	q.queue, q.first, q.n = nil, 0, 0
 	for old.n > 0 {
 		if e := old.pop(); set.has(e) {
 			q.Idled(now, e)
 		}
 	}
 	for _, e := range set.Endpoints {
-		if old.set != nil && !old.set.has(e) && e.Picks() > 0 {
-			q.Idled(now, e)
+		if old.set != nil && !old.set.has(e) {
+			for range min(q.slots*int(set.seatsOf[e])-e.RIF(), mostAtOnce) {
+				q.Idled(now, e)
+			}
 		}
 	}
 }
@@ -77,9 +81,20 @@ func (q *idleQueue) Forget(e *Endpoint) {
 }
 
 func (q *idleQueue) push(e *Endpoint) {
+	if q.n == len(q.queue) {
+		q.grow()
+	}
 	q.queue[(q.first+q.n)%len(q.queue)] = e
 	q.n++
 	q.tokens[e]++
+}
+
+// grow makes room for more tokens. There are never more than slots, so that it comes to an end.
+func (q *idleQueue) grow() {
+	room := make([]*Endpoint, max(2*len(q.queue), len(q.set.seats)))
+	n := copy(room, q.queue[q.first:])
+	copy(room[n:], q.queue[:q.first])
+	q.queue, q.first = room, 0
 }
 
 func (q *idleQueue) pop() *Endpoint {

@@ -79,6 +79,12 @@ func (in *Inbound) replicaLocked(e registry.Endpoint, old *Replica) *Replica {
 	} else {
 		r.Load, r.line = old.Load, old.line
 		r.line.resize(slots)
+		switch {
+		case e.State != registry.Ready && old.Endpoint.State == registry.Ready:
+			r.line.dismiss(ended)
+		case old.policy.Balancer == policy.BalancerLateBinding && r.policy.Balancer != policy.BalancerLateBinding:
+			r.line.dismiss(granted)
+		}
 	}
 	r.Load.ByMedian(r.policy.Prequal.Latency == policy.LatencyMedian)
 	if r.policy.Balancer == policy.BalancerPrequalSync {

@@ -139,7 +139,7 @@ func (l *line) leave(r *Reservation) (idle bool) {
 	l.mu.Lock()
 	next := l.leaveLocked(r)
 	holding, waiting := l.line.Len()
-	idle = next == nil && waiting == 0 && holding < l.slots
+	idle = !l.closed && next == nil && waiting == 0 && holding < l.slots
 	l.mu.Unlock()
 	next.grant()
 	return idle
@@ -182,6 +182,22 @@ func (l *line) close() {
 	l.mu.Unlock()
 	for _, r := range vain {
 		r.settled(false)
+	}
+}
+
+// dismiss ends the wait of all who wait: with a slot, or without one.
+func (l *line) dismiss(state reservationState) {
+	l.mu.Lock()
+	over := l.line.Resize(math.MaxInt, nil)
+	for _, r := range over {
+		if r.state = state; state == ended {
+			l.line.Leave(r)
+		}
+	}
+	l.line.Resize(l.slots, nil)
+	l.mu.Unlock()
+	for _, r := range over {
+		r.settled(state == granted)
 	}
 }
 

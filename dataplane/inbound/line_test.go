@@ -278,3 +278,28 @@ func TestKeysLightenTheLoadTold(t *testing.T) {
 		t.Error("another rule gets lightened load")
 	}
 }
+
+// Who waits at a replica that stops taking requests is told so, and can wait elsewhere.
+func TestWaitersLeaveAReplicaThatTakesNoRequests(t *testing.T) {
+	for _, state := range []registry.State{registry.Unhealthy, registry.Draining} {
+		e := endpoint(0, registry.Ready)
+		in := withPolicy(func(p *policy.Policy) { p.Balancer = policy.BalancerLateBinding }, e)
+		var told told
+		in.begin(in.Replica(e.ID()), "")
+		told.reserve(in, e, "waits")
+		e.State = state
+		in.Update([]registry.Endpoint{e})
+		told.want(t, "waits false")
+	}
+}
+
+// Under another rule requests come without reservations, one after the other: who waits for a slot would wait for ever.
+func TestNobodyWaitsUnderAnotherRule(t *testing.T) {
+	e := endpoint(0, registry.Ready)
+	in := withPolicy(func(p *policy.Policy) { p.Balancer = policy.BalancerLateBinding }, e)
+	var told told
+	in.begin(in.Replica(e.ID()), "")
+	told.reserve(in, e, "waits")
+	in.UpdatePolicies(snapshot(func(p *policy.Policy) { p.Balancer = policy.BalancerRoundRobin }))
+	told.want(t, "waits true")
+}

@@ -3,7 +3,6 @@ package outbound
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -39,10 +38,18 @@ func (o *Outbound) reserve(ctx context.Context, s *service, b *balancer.Balancer
 	joined := make([]*hold, 0, len(targets))
 	var waiting sync.WaitGroup
 	for _, local := range []bool{true, false} { // for what is free here, nobody else is asked
+		free := len(settled) > 0
 		for _, e := range targets {
-			if e.Record().Node == o.cfg.Node == local && len(settled) == 0 {
-				joined = append(joined, o.join(ctx, e, &waiting, settled))
+			if e.Record().Node == o.cfg.Node != local || free {
+				continue
 			}
+			h := o.join(ctx, e, &waiting, settled)
+			if h == nil {
+				s.declined(time.Now(), b, e)
+				continue
+			}
+			joined = append(joined, h)
+			free = local && len(settled) > 0
 		}
 	}
 	first, err := firstOf(ctx, joined, settled, func(h *hold) {
@@ -100,9 +107,7 @@ func (o *Outbound) joinHere(e *balancer.Endpoint, settled chan<- *hold) *hold {
 		settled <- h
 	})
 	if err != nil {
-		h.err = fmt.Errorf("%w: %w", errDeclined, err)
-		settled <- h
-		return h
+		return nil
 	}
 	h.reservation, h.giveUp = place.ID, func() { o.cfg.Inbound.Release(place) }
 	return h
