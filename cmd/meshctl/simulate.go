@@ -218,6 +218,9 @@ func (s *simulation) chosen(stdin io.Reader, scene scenario.Scenario) ([]scenari
 		if err != nil {
 			return nil, misused("--rules: %v", err)
 		}
+		if slices.ContainsFunc(rules, func(r scenario.Rule) bool { return r.Name == name }) {
+			return nil, misused("--rules: %s is named twice", name)
+		}
 		rules = append(rules, rule)
 	}
 	for _, file := range []string{s.against, s.policy} {

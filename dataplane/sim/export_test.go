@@ -1,5 +1,7 @@
 package sim
 
+import "context"
+
 import (
 	"fmt"
 	"time"
@@ -11,7 +13,7 @@ import (
 // not.
 func Leftovers(c Config) (left []string) {
 	s := newSimulation(c.withDefaults())
-	s.play()
+	s.play(context.Background())
 	for end := s.now + int64(10*time.Second); s.now < end; {
 		e, _ := s.agenda.next()
 		s.now, s.clock = e.at, epoch(e.at)

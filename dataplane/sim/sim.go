@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"math/rand/v2"
 	"time"
 
@@ -9,12 +10,17 @@ import (
 )
 
 // Run plays what c says and returns what was seen. The same c gives the same Result. The error is that of c.Validate.
-func Run(c Config) (Result, error) {
+func Run(c Config) (Result, error) { return RunContext(context.Background(), c) }
+
+// RunContext is Run, but stops when ctx ends, whose cause is the error then.
+func RunContext(ctx context.Context, c Config) (Result, error) {
 	if err := c.Validate(); err != nil {
 		return Result{}, err
 	}
 	s := newSimulation(c.withDefaults())
-	s.play()
+	if err := s.play(ctx); err != nil {
+		return Result{}, err
+	}
 	return s.seen.result(s), nil
 }
 
@@ -87,10 +93,13 @@ func newSimulation(c Config) *simulation {
 func epoch(at int64) time.Time { return time.Unix(1_000_000_000, at) }
 
 // play plays to the end, and then until all requests have ended, or patience has.
-func (s *simulation) play() {
+func (s *simulation) play(ctx context.Context) error {
 	s.begin()
 	last := s.end + int64(s.cfg.Duration) + int64(patience)
-	for s.now < s.end || s.alive > 0 {
+	for events := 0; s.now < s.end || s.alive > 0; events++ {
+		if events%lookUp == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		e, ok := s.agenda.next()
 		if !ok || e.at > last {
 			break
@@ -103,7 +112,11 @@ func (s *simulation) play() {
 			s.seen.ended(s, q, unended)
 		}
 	}
+	return nil
 }
+
+// lookUp is after how many events somebody is looked for who wants the simulation to stop.
+const lookUp = 1 << 12
 
 // patience is how much longer than the simulation itself requests may take that are under way at its end.
 const patience = time.Minute

@@ -20,7 +20,7 @@ type Options struct {
 }
 
 // Run plays all cases on all processors, and returns a row for each, in their order. The same seed gives the same rows.
-// When ctx ends it returns as soon as the runs that are under way have ended.
+// When ctx ends it stops, and returns the cause.
 func Run(ctx context.Context, cases []Case, o Options) ([]Row, error) {
 	runs := max(o.Runs, 1)
 	results := make([][]sim.Result, len(cases))
@@ -36,7 +36,7 @@ func Run(ctx context.Context, cases []Case, o Options) ([]Row, error) {
 				}
 				config := c.Config
 				config.Seed = o.Seed + uint64(run)
-				if results[i][run], err = sim.Run(config); err != nil {
+				if results[i][run], err = sim.RunContext(ctx, config); err != nil {
 					return fmt.Errorf("simulate %s %s: %w", c.Rule, c.Point, err)
 				}
 				counter.done()
