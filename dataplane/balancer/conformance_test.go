@@ -288,7 +288,7 @@ func weighed(rule policy.Balancer, each, inFlight int) *agent {
 	return a
 }
 
-// wantByWeight checks that replicas of weight 1 to 4 got as many picks as they weigh, within 3 %: a rule that goes by the
+// wantByWeight checks that replicas of weight 1 to 4 got as many picks as they weigh, within 2 %: a rule that goes by the
 // lowest favours those that vary most, the light ones.
 func wantByWeight(t *testing.T, a *agent, before map[*Endpoint]uint64) {
 	t.Helper()
@@ -299,8 +299,8 @@ func wantByWeight(t *testing.T, a *agent, before map[*Endpoint]uint64) {
 		total += picks
 	}
 	for weight := 1; weight <= 4; weight++ {
-		if want := total * float64(weight) / 10; math.Abs(got[weight]-want) > 0.03*want {
-			t.Errorf("%d replicas: those of weight %d got %.0f of %.0f picks; want %.0f, within 3 %%",
+		if want := total * float64(weight) / 10; math.Abs(got[weight]-want) > 0.02*want {
+			t.Errorf("%d replicas: those of weight %d got %.0f of %.0f picks; want %.0f, within 2 %%",
 				len(before), weight, got[weight], total, want)
 		}
 	}
