@@ -15,9 +15,9 @@ demo: build ## run the main job on this machine (HOLD=1 keeps it running, DEMO_O
 	@go build -o bin/demo ./bench/demo
 	@bin/demo -bin bin $(if $(HOLD),-hold) $(if $(DEMO_CHECK),-check) $(if $(DEMO_OUT),-out $(DEMO_OUT))
 
-test: deps lint ## run every test, all but the scenarios with the race detector; needs root for network namespaces
+test: deps lint ## run every test, all but those that only count with the race detector; needs root for network namespaces
 	@go test -race -timeout 9m ./...
-	@go test -timeout 9m ./dataplane/sim/evidence
+	@go test -timeout 9m ./dataplane/sim/evidence ./dataplane/balancer
 
 lint: ## check format, vet, staticcheck and the modernizers
 	@test -z "$$(gofmt -l . | tee /dev/stderr)"
