@@ -69,29 +69,51 @@ func meshctlLink(t *testing.T) string {
 
 // terminal is a terminal of tmux.
 type terminal struct {
-	t    *testing.T
-	name string
+	t      *testing.T
+	name   string
+	socket string
 }
 
 func newTerminal(t *testing.T, width, height int, command ...string) *terminal {
 	if _, err := exec.LookPath("tmux"); err != nil {
 		t.Fatalf("%v: install the package tmux (`make deps`), or leave this test out with -short", err)
 	}
-	s := &terminal{t: t, name: fmt.Sprintf("headroom-test-%d", os.Getpid())}
+	s := &terminal{t: t, name: "headroom-test", socket: filepath.Join(t.TempDir(), "tmux")}
 	shell := strings.Join(command, " ") + `; echo "ended with $?"; exec cat`
-	s.tmux("new-session", "-d", "-s", s.name, "-x", fmt.Sprint(width), "-y", fmt.Sprint(height), shell)
+	s.start("new-session", "-d", "-s", s.name, "-x", fmt.Sprint(width), "-y", fmt.Sprint(height), shell)
 	t.Cleanup(func() { s.tmux("kill-server") })
 	return s
+}
+
+// start starts the server. On a crowded machine its daemon may find no process to be ("server exited unexpectedly"):
+// that says nothing about meshctl, so it is tried again.
+func (s *terminal) start(args ...string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; <-time.After(100 * time.Millisecond) {
+		out, err := s.run(args...)
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Fatalf("tmux %v: %v: %s", args, err, out)
+		}
+		s.t.Logf("tmux did not start: %v: %s", err, out)
+	}
 }
 
 // tmux runs tmux, on a server of its own.
 func (s *terminal) tmux(args ...string) string {
 	s.t.Helper()
-	out, err := exec.Command("tmux", append([]string{"-L", s.name, "-f", os.DevNull}, args...)...).CombinedOutput()
+	out, err := s.run(args...)
 	if err != nil {
 		s.t.Fatalf("tmux %v: %v: %s", args, err, out)
 	}
-	return string(out)
+	return out
+}
+
+func (s *terminal) run(args ...string) (string, error) {
+	out, err := exec.Command("tmux", append([]string{"-S", s.socket, "-f", os.DevNull}, args...)...).CombinedOutput()
+	return string(out), err
 }
 
 // await waits until the screen shows all that is wanted. "N lines of at most M columns" is about its form.
