@@ -70,11 +70,10 @@ func New(p policy.Policy, fleet *Fleet, shards int, seed uint64) *Balancer {
 	return b
 }
 
-// Picked is a request placed on a replica. Done must be called exactly once.
+// Picked is a request placed on a replica. Done must be called exactly once. (Of no more than four words, it stays in registers.)
 type Picked struct {
 	Endpoint *Endpoint
 	Class    Class
-	began    time.Time
 	shard    *shard
 	balancer *Balancer
 }
@@ -86,7 +85,7 @@ func (b *Balancer) Pick(now time.Time, req Request) (Picked, error) {
 		return Picked{}, err
 	}
 	e, class := s.picker.Pick(now, req)
-	return b.place(now, s, e, class), nil
+	return b.place(s, e, class), nil
 }
 
 // Inquire appends the replicas to ask about a request before it is placed, and returns how many answers are enough. With
@@ -120,7 +119,7 @@ func (b *Balancer) Choose(now time.Time, req Request, answers []Answer) (Picked,
 	} else {
 		e, class = s.picker.(Asker).Choose(now, req, answers)
 	}
-	return b.place(now, s, e, class), nil
+	return b.place(s, e, class), nil
 }
 
 // enter locks a shard and lets it see the fleet.
@@ -145,11 +144,11 @@ func (b *Balancer) leave(s *shard) {
 }
 
 // place counts the request in and gives up the shard.
-func (b *Balancer) place(now time.Time, s *shard, e *Endpoint, class Class) Picked {
+func (b *Balancer) place(s *shard, e *Endpoint, class Class) Picked {
 	e.counter.begin() // before the lock is given up: the next choice must see this one
 	b.leave(s)
 	s.inFlight.Add(1)
-	return Picked{Endpoint: e, Class: class, began: now, shard: s, balancer: b}
+	return Picked{Endpoint: e, Class: class, shard: s, balancer: b}
 }
 
 // lockShard locks a shard that no other processor is using, preferably the one that this processor used last.
@@ -185,9 +184,9 @@ const (
 	Abandoned           // the caller went away: says nothing of the replica
 )
 
-// Responded notes that the head of the response has come, with the replica's load report if there was one. It is for
-// answers only: a request that fails is just Done.
-func (p Picked) Responded(now time.Time, r *load.Report) {
+// Responded notes that the head of the response has come, how long after the request was placed, and the replica's load
+// report if there was one. It is for answers only: a request that fails is just Done.
+func (p Picked) Responded(now time.Time, took time.Duration, r *load.Report) {
 	s := p.shard
 	watcher, watches := s.picker.(Watcher)
 	listener, listens := s.picker.(Listener)
@@ -197,7 +196,7 @@ func (p Picked) Responded(now time.Time, r *load.Report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if watches {
-		watcher.Responded(now, p.Endpoint, now.Sub(p.began))
+		watcher.Responded(now, p.Endpoint, took)
 	}
 	if listens && r != nil {
 		listener.Reported(now, p.Endpoint, *r)

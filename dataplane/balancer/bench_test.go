@@ -27,7 +27,7 @@ func replicas(n int) []registry.Endpoint {
 
 // warm returns a balancer over n replicas with full pools.
 func warm(rule policy.Balancer, n, shards int) (*Balancer, time.Time) {
-	now := time.Unix(1_000_000, 0)
+	now := time.Now() // as agents do: with a monotonic reading
 	p := policy.Default()
 	p.Balancer = rule
 	p.Prequal.MaxAge = time.Minute

@@ -19,7 +19,7 @@ func c3Of(p policy.Policy, n int) (*Balancer, []*Endpoint, *c3) {
 
 // responded notes a response of a replica without a report.
 func responded(b *Balancer, now time.Time, e *Endpoint, took time.Duration) {
-	Picked{Endpoint: e, shard: b.shards[0], balancer: b, began: now.Add(-took)}.Responded(now, nil)
+	Picked{Endpoint: e, shard: b.shards[0], balancer: b}.Responded(now, took, nil)
 }
 
 func TestC3Scores(t *testing.T) {
@@ -85,7 +85,7 @@ func TestC3AgreesWithModel(t *testing.T) {
 				responded(b, start, e, took)
 				response = append(response, float64(took))
 			case 3:
-				Picked{Endpoint: e, shard: b.shards[0], balancer: b, began: start.Add(-took)}.Responded(start, new(known(int32(v), took)))
+				Picked{Endpoint: e, shard: b.shards[0], balancer: b}.Responded(start, took, new(known(int32(v), took)))
 				response, queue, service = append(response, float64(took)), append(queue, float64(v)), append(service, float64(took))
 			case 4:
 				hold(e, 1)

@@ -143,7 +143,7 @@ func (a *agent) shuffle(targets []*Endpoint) {
 // respond lets a response come. All seem to have taken 50 ms, so that all replicas are alike.
 func (a *agent) respond(p Picked) {
 	r := a.report(p.Endpoint, p.Endpoint.RIF()-1)
-	p.Responded(p.began.Add(50*time.Millisecond), &r)
+	p.Responded(a.now.Add(50*time.Millisecond), 50*time.Millisecond, &r)
 }
 
 // finish ends a request.
@@ -172,7 +172,7 @@ func (a *agent) begin() {
 		for _, e := range a.fleet.Set(a.now).Endpoints {
 			e.counter.begin()
 			a.inFlight[0].Add(1)
-			picked := Picked{Endpoint: e, began: a.now, shard: a.shards[0], balancer: a.Balancer}
+			picked := Picked{Endpoint: e, shard: a.shards[0], balancer: a.Balancer}
 			a.respond(picked)
 			picked.Done(a.now, Succeeded)
 		}
@@ -437,7 +437,7 @@ func testDepartedReplicas(t *testing.T, rule policy.Balancer) {
 				a.Probed(a.now, 0, e, tempting)
 				a.Idled(a.now, e)
 				if len(inFlight) > 0 {
-					inFlight[a.rng.IntN(len(inFlight))].Responded(a.now, &tempting)
+					inFlight[a.rng.IntN(len(inFlight))].Responded(a.now, time.Millisecond, &tempting)
 				}
 				if asks {
 					targets = append(targets, e)
@@ -546,7 +546,7 @@ func testNoStarvation(t *testing.T, rule policy.Balancer) {
 		a.tick(10 * time.Millisecond)
 		if outcome := Outcome(a.rng.IntN(2)); picked.Endpoint == bad && a.report(bad, 0).ErrorRate > 0 {
 			r := a.report(bad, 0)
-			picked.Responded(picked.began.Add(10*time.Second), &r)
+			picked.Responded(a.now.Add(10*time.Second), 10*time.Second, &r)
 			picked.Done(a.now, outcome)
 			a.Idled(a.now, bad)
 			return

@@ -252,7 +252,7 @@ func checkHashModel(t *rapid.T, rule policy.Balancer, c hashCase) {
 				inFlight = slices.Delete(inFlight, i, i+1)
 				if id := picked.Endpoint.ID; rapid.Bool().Draw(t, "reports") {
 					r := load.Report{RIF: rif(t)}
-					picked.Responded(now, &r)
+					picked.Responded(now, 0, &r)
 					if fleet.Set(now).has(picked.Endpoint) {
 						m.learn(now, id, int(r.RIF)-(picked.Endpoint.RIF()-1))
 					}

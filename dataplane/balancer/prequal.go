@@ -24,9 +24,10 @@ type prequalPicker struct {
 	score     prequal.Score[pooled]    // instead of the hot-cold rule; nil: that
 	estimates map[*Endpoint]*estimates // of the c3 rule
 
-	heard  map[*Endpoint]*hearsay // of the replicas; nil if probes go to random ones
-	asked  seatMemory             // seats whose replicas were probed
-	placed seatMemory             // seats that got requests
+	heard     map[*Endpoint]*hearsay // of the replicas; nil if probes go to random ones
+	heardSeat []*hearsay             // the same for each seat of the set, as looking up is what a draw would cost most
+	asked     seatMemory             // seats whose replicas were probed
+	placed    seatMemory             // seats that got requests
 
 	now       time.Time // as last told
 	lastProbe time.Time
@@ -57,6 +58,10 @@ func (p *prequalPicker) Update(now time.Time, set *Set) {
 	p.set = set
 	if p.cfg.ProbeTargets == policy.ProbeBetterOfTwo {
 		p.heard = recall(set, p.heard, func(*hearsay) {})
+		p.heardSeat = make([]*hearsay, len(set.seats))
+		for i, s := range set.seats {
+			p.heardSeat[i] = p.heard[s.Endpoint]
+		}
 	}
 	if p.pool == nil {
 		p.pool = prequal.NewScored(p.cfg, now, p.rng, func(k pooled) int32 { return k.of }, p.score)
@@ -142,34 +147,34 @@ func (p *prequalPicker) drawUncertain(n int, seats []seat) []seat {
 // and none is left out for longer than hearsay lasts.
 func (p *prequalPicker) drawBetter(n int, seats []seat) []seat {
 	for tries := 0; len(seats) < n && tries < 4*n; tries++ { // n may be all there are
-		a, b := p.set.pair(p.rng)
+		a, b := p.set.pairAt(p.rng)
 		if p.expected(b) < p.expected(a) {
 			a, b = b, a
 		}
-		if slices.Contains(seats, a) {
+		if slices.Contains(seats, p.set.seats[a]) {
 			a = b
 		}
-		if !slices.Contains(seats, a) {
-			seats = append(seats, a)
+		if !slices.Contains(seats, p.set.seats[a]) {
+			seats = append(seats, p.set.seats[a])
 			p.ask(a)
 		}
 	}
 	return seats
 }
 
-// expected returns the latency of a replica by hearsay, 0 if it is to be found out.
-func (p *prequalPicker) expected(s seat) time.Duration {
-	h := p.heard[s.Endpoint]
+// expected returns the latency of a seat's replica by hearsay, 0 if it is to be found out.
+func (p *prequalPicker) expected(seat int) time.Duration {
+	h := p.heardSeat[seat]
 	if p.now.Sub(h.at) > hearsayLasts {
 		return 0
 	}
 	return h.latency
 }
 
-// ask notes that a replica is asked. Until it answers, or for as long as hearsay lasts, it need not be asked again.
-func (p *prequalPicker) ask(s seat) {
-	if p.expected(s) == 0 {
-		*p.heard[s.Endpoint] = hearsay{unheard, p.now}
+// ask notes that a seat's replica is asked. Until it answers, or for as long as hearsay lasts, it need not be asked again.
+func (p *prequalPicker) ask(seat int) {
+	if p.expected(seat) == 0 {
+		*p.heardSeat[seat] = hearsay{unheard, p.now}
 	}
 }
 

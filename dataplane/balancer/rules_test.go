@@ -236,7 +236,7 @@ func TestPrequalUsesLoadReports(t *testing.T) {
 	b.Probed(start, 0, es[2], known(1, 20*time.Millisecond))
 	b.Probed(start, 0, es[3], known(1, 30*time.Millisecond))
 	picked := Picked{Endpoint: es[1], shard: b.shards[0], balancer: b}
-	picked.Responded(start, new(known(1, 90*time.Millisecond)))
+	picked.Responded(start, 0, new(known(1, 90*time.Millisecond)))
 	if got := pick(t, b, start).Endpoint; got != es[2] {
 		t.Errorf("got %v; want the one that is the fastest by now", got.ID)
 	}
@@ -274,7 +274,7 @@ func TestPrequalIgnoresStrangers(t *testing.T) {
 	b.fleet.Update(start, replicas(10)[1:], policy.Scope{})
 	pick(t, b, start) // sees the new fleet
 	b.Probed(start, 0, gone, known(0, time.Millisecond))
-	Picked{Endpoint: gone, shard: b.shards[0], balancer: b}.Responded(start, new(known(0, time.Millisecond)))
+	Picked{Endpoint: gone, shard: b.shards[0], balancer: b}.Responded(start, 0, new(known(0, time.Millisecond)))
 	if v := b.View(start); v.Pooled != 0 {
 		t.Errorf("got %d probes; want none of a replica that has left", v.Pooled)
 	}

@@ -59,15 +59,21 @@ func (s *Set) anyone(rng *rand.Rand) *Endpoint { return s.seats[rng.IntN(len(s.s
 
 // pair returns two different seats chosen at random, the same one twice if there is no other.
 func (s *Set) pair(rng *rand.Rand) (a, b seat) {
+	i, j := s.pairAt(rng)
+	return s.seats[i], s.seats[j]
+}
+
+// pairAt returns where in seats a pair is.
+func (s *Set) pairAt(rng *rand.Rand) (i, j int) {
 	n := len(s.seats)
 	if n == 1 {
-		return s.seats[0], s.seats[0]
+		return 0, 0
 	}
-	i, j := rng.IntN(n), rng.IntN(n-1)
+	i, j = rng.IntN(n), rng.IntN(n-1)
 	if j >= i {
 		j++
 	}
-	return s.seats[i], s.seats[j]
+	return i, j
 }
 
 // mostSampled bounds a sample.

@@ -100,7 +100,7 @@ func (s *sim) request(b *Balancer) {
 }
 
 func (s *sim) answered(picked Picked, began time.Time, outcome load.Outcome, r load.Report) {
-	picked.Responded(s.now, &r)
+	picked.Responded(s.now, s.now.Sub(began), &r)
 	if outcome == load.OK {
 		picked.Done(s.now, Succeeded)
 		s.took = append(s.took, s.now.Sub(began))

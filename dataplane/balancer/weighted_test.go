@@ -35,7 +35,7 @@ func weighted(records []registry.Endpoint) (*Balancer, []*Endpoint) {
 
 // reported lets a response of a replica bring a report.
 func reported(b *Balancer, now time.Time, e *Endpoint, r load.Report) {
-	Picked{Endpoint: e, shard: b.shards[0], balancer: b, began: now}.Responded(now, &r)
+	Picked{Endpoint: e, shard: b.shards[0], balancer: b}.Responded(now, 0, &r)
 }
 
 // shares picks n times and returns how many picks each replica got.

@@ -264,6 +264,7 @@ func keyOf(r *http.Request, p policy.Policy) balancer.Request {
 // try sends the request to one replica.
 func (en *engine) try(r *http.Request, body io.ReadCloser, picked balancer.Picked, held *hold) (*http.Response, *fault.Error) {
 	x := r.Context().Value(exchangeKey{}).(*exchange)
+	began := time.Now()
 	out := x.attempt(r, body)
 	setHeader(out.Header, httpio.HeaderKey, x.key)
 	setHeader(out.Header, httpio.HeaderReservation, held.id())
@@ -274,7 +275,7 @@ func (en *engine) try(r *http.Request, body io.ReadCloser, picked balancer.Picke
 		picked.Done(now, outcomeOf(failure.Reason))
 		return nil, failure
 	}
-	picked.Responded(now, report)
+	picked.Responded(now, now.Sub(began), report)
 	httpio.TrackBody(r.Context(), resp, func(end httpio.BodyEnd) { x.bodyEnded(picked, end) })
 	return resp, nil
 }

@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"time"
+
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
 	"github.com/headroom-mesh/headroom/dataplane/load"
 	"github.com/headroom-mesh/headroom/policy/budget"
@@ -43,6 +45,7 @@ type try struct {
 	generation uint32   // counts the uses of this struct, as events may outlive them
 	request    *request // nil once the client has lost interest
 	picked     balancer.Picked
+	sent       time.Time
 	agent      *agent
 	replica    *replica
 	work       float64
@@ -208,7 +211,7 @@ func (s *simulation) placed(q *request, b *balancer.Balancer, picked balancer.Pi
 
 func (s *simulation) send(q *request, a *agent, picked balancer.Picked, r *replica) *try {
 	id, t := s.tries.take()
-	*t = try{id: id, generation: t.generation + 1, request: q, picked: picked, agent: a, replica: r, work: q.work, item: q.item, counts: q.born >= s.warm}
+	*t = try{id: id, generation: t.generation + 1, request: q, picked: picked, sent: s.clock, agent: a, replica: r, work: q.work, item: q.item, counts: q.born >= s.warm}
 	r.coming++
 	s.seen.placed(s, t)
 	s.message(a.zone, r.zone, arrival, id, 0)
@@ -259,7 +262,7 @@ func (s *simulation) learn(t *try) {
 		if !s.cfg.Without.Reports {
 			report = &t.report
 		}
-		t.picked.Responded(s.clock, report)
+		t.picked.Responded(s.clock, s.clock.Sub(t.sent), report)
 	}
 	t.picked.Done(s.clock, s.outcomeSeen(t.outcome))
 }
@@ -291,7 +294,7 @@ func (s *simulation) timeOut(t *try) {
 	t.request = nil
 	if !s.cfg.Oracle {
 		if s.cfg.Without.ErrorAversion {
-			t.picked.Responded(s.clock, nil) // this passes for an answer too
+			t.picked.Responded(s.clock, s.clock.Sub(t.sent), nil) // this passes for an answer too
 		}
 		t.picked.Done(s.clock, s.outcomeSeen(timedOut))
 	}
