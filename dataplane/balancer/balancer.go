@@ -70,7 +70,8 @@ func New(p policy.Policy, fleet *Fleet, shards int, seed uint64) *Balancer {
 	return b
 }
 
-// Picked is a request placed on a replica. Done must be called exactly once. (Of no more than four words, it stays in registers.)
+// Picked is a request placed on a replica. Done must be called exactly once. It has four fields, of a word each: one more, and
+// it would not fit registers.
 type Picked struct {
 	Endpoint *Endpoint
 	Class    Class
