@@ -34,7 +34,11 @@ const imports = `
 	dataplane/prequal, registry                       < dataplane/balancer
 	dataplane/load, registry                          < dataplane/probe
 	dataplane/fault                                   < dataplane/httpio
-	dataplane/httpio, dataplane/probe                 < dataplane/inbound
+	dataplane/fault                                   < dataplane/h1, dataplane/h2
+	NONE                                              < dataplane/sniff
+	dataplane/h1, dataplane/h2, dataplane/sniff, policy < dataplane/relay
+	registry                                          < dataplane/identity
+	dataplane/httpio, dataplane/probe, dataplane/relay < dataplane/inbound
 	dataplane/balancer, dataplane/inbound             < dataplane/outbound
 	policy/budget                                     < dataplane/outbound
 	dataplane/outbound, dataplane/transport           < dataplane

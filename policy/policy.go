@@ -28,6 +28,12 @@ type Policy struct {
 
 	Timeout     time.Duration // 0: none
 	RetryBudget RetryBudget
+
+	// Forwarded is how replicas learn where a request's caller is; ProxyProtocol, whether those of TCP do by a PROXY header.
+	Forwarded     Forwarded
+	ProxyProtocol bool
+	// DetectTimeout is how long a connection may keep silent before it counts as one whose server speaks first.
+	DetectTimeout time.Duration
 }
 
 // Balancer names a balancing rule.
@@ -63,6 +69,15 @@ type Zone string
 const (
 	ZoneAny    Zone = "any"    // nothing
 	ZonePrefer Zone = "prefer" // it keeps to its own zone while enough replicas are ready there
+)
+
+// Forwarded says how replicas learn where a request's caller is.
+type Forwarded string
+
+const (
+	ForwardedNone Forwarded = "none"            // not; what callers themselves say is passed on
+	ForwardedXFF  Forwarded = "x_forwarded_for" // X-Forwarded-For, -Proto and -Host
+	ForwardedRFC  Forwarded = "forwarded"       // Forwarded (RFC 7239)
 )
 
 // PrequalSync holds the parameters of the prequal_sync balancer, apart from those that it shares with prequal.
