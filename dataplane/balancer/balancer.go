@@ -89,6 +89,9 @@ func (b *Balancer) Pick(now time.Time, req Request) (Picked, error) {
 	return b.place(s, e, class), nil
 }
 
+// Asks reports whether the rule may ask replicas about a request before it is placed.
+func (b *Balancer) Asks() bool { return b.asks }
+
 // Inquire appends the replicas to ask about a request before it is placed, and returns how many answers are enough. With
 // these, or those that came in time, the request is for Choose. If asks is false, the rule asks nobody: the request is
 // for Pick.

@@ -153,7 +153,7 @@ func TestReportsAreAlwaysValid(t *testing.T) {
 				tr.Utilize(now, rapid.Float64().Draw(t, "utilization"))
 			}
 			r := tr.ReportLeaving(now)
-			if again, err := ParseReport(r.String()); err != nil || !r.Valid() {
+			if again, err := ParseReport([]byte(r.String())); err != nil || !r.Valid() {
 				t.Fatalf("%+v: sent as %q, understood as %v, %v", r, r, again, err)
 			}
 		}

@@ -2,10 +2,10 @@
 package load
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -39,10 +39,9 @@ func (r Report) Valid() bool {
 // within reports whether v is a number from 0 to most.
 func within(v, most float64) bool { return v >= 0 && v <= most }
 
-// String renders the report as the header between agents carries it, "rif=3 latency=1200us rate=120.5 errors=1.2 util=0.43",
+// Append renders the report as the field between agents carries it, "rif=3 latency=1200us rate=120.5 errors=1.2 util=0.43",
 // without what is not known or 0. Rates are rounded to four digits.
-func (r Report) String() string {
-	b := make([]byte, 0, 96)
+func (r Report) Append(b []byte) []byte {
 	b = append(b, "rif="...)
 	b = strconv.AppendInt(b, int64(r.RIF), 10)
 	if r.Known {
@@ -52,9 +51,11 @@ func (r Report) String() string {
 	}
 	b = appendNumber(b, " rate=", r.Rate)
 	b = appendNumber(b, " errors=", r.ErrorRate)
-	b = appendNumber(b, " util=", r.Utilization)
-	return string(b)
+	return appendNumber(b, " util=", r.Utilization)
 }
+
+// String returns what Append appends.
+func (r Report) String() string { return string(r.Append(nil)) }
 
 func appendNumber(b []byte, name string, v float64) []byte {
 	if v == 0 {
@@ -65,45 +66,45 @@ func appendNumber(b []byte, name string, v float64) []byte {
 
 var errReport = errors.New("load report: want rif=N [latency=Nus] [rate=X] [errors=X] [util=X] within bounds")
 
-// ParseReport reads what String renders.
-func ParseReport(s string) (Report, error) {
-	r, ok := parseReport(s)
+// ParseReport reads what Append renders.
+func ParseReport(b []byte) (Report, error) {
+	r, ok := parseReport(b)
 	if !ok || !r.Valid() {
-		return Report{}, fmt.Errorf("%q: %w", s, errReport)
+		return Report{}, fmt.Errorf("%q: %w", b, errReport)
 	}
 	return r, nil
 }
 
-func parseReport(s string) (r Report, ok bool) {
-	fields := fieldsOf(s)
-	r.RIF, ok = fields.rif()
+func parseReport(b []byte) (r Report, ok bool) {
+	left := fields{b}
+	r.RIF, ok = left.rif()
 	if !ok {
 		return r, false
 	}
-	r.Latency, r.Known, ok = fields.latency()
-	return r, ok && fields.number("rate=", &r.Rate) && fields.number("errors=", &r.ErrorRate) &&
-		fields.number("util=", &r.Utilization) && fields == ""
+	r.Latency, r.Known, ok = left.latency()
+	return r, ok && left.number("rate=", &r.Rate) && left.number("errors=", &r.ErrorRate) &&
+		left.number("util=", &r.Utilization) && len(left.bytes) == 0
 }
 
 // fields is what is left to read of a report.
-type fields string
+type fields struct{ bytes []byte }
 
-// fieldsOf makes each field end with a space. A report that does so already has one field too many.
-func fieldsOf(s string) fields { return fields(s + " ") }
-
-// next takes a field off the front if it has the name.
-func (f *fields) next(name string) (value string, found bool) {
-	rest, found := strings.CutPrefix(string(*f), name)
-	if found {
-		value, rest, _ = strings.Cut(rest, " ")
-		*f = fields(rest)
+// next takes a field off the front if it has the name. A space must be followed by a field.
+func (f *fields) next(name string) (value []byte, found bool) {
+	if len(f.bytes) < len(name) || string(f.bytes[:len(name)]) != name {
+		return nil, false
 	}
-	return value, found
+	value, rest, more := bytes.Cut(f.bytes[len(name):], []byte(" "))
+	if more && len(rest) == 0 {
+		return nil, false
+	}
+	f.bytes = rest
+	return value, true
 }
 
 func (f *fields) rif() (rif int32, ok bool) {
 	value, _ := f.next("rif=")
-	v, err := strconv.ParseInt(value, 10, 32)
+	v, err := strconv.ParseInt(string(value), 10, 32)
 	return int32(v), err == nil
 }
 
@@ -112,8 +113,8 @@ func (f *fields) latency() (latency time.Duration, known, ok bool) {
 	if !known {
 		return 0, false, true
 	}
-	value, ok = strings.CutSuffix(value, "us")
-	us, err := strconv.ParseInt(value, 10, 64)
+	value, ok = bytes.CutSuffix(value, []byte("us"))
+	us, err := strconv.ParseInt(string(value), 10, 64)
 	if !ok || err != nil || us < 0 || us > MaxLatency.Microseconds() {
 		return 0, true, false
 	}
@@ -126,7 +127,7 @@ func (f *fields) number(name string, into *float64) (ok bool) {
 	if !found {
 		return true
 	}
-	v, err := strconv.ParseFloat(value, 64)
+	v, err := strconv.ParseFloat(string(value), 64)
 	*into = v
 	return err == nil
 }

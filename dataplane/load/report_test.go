@@ -23,7 +23,7 @@ func TestParseReport(t *testing.T) {
 		{"rif=3 latency=5us util=0", Report{RIF: 3, Latency: 5 * time.Microsecond, Known: true}},
 		{"rif=0 rate=1e9 errors=1e9 util=1e6", Report{Rate: MaxRate, ErrorRate: MaxRate, Utilization: MaxUtilization}},
 	} {
-		got, err := ParseReport(tt.in)
+		got, err := ParseReport([]byte(tt.in))
 		if err != nil || got != tt.want {
 			t.Errorf("ParseReport(%q): got %+v, %v; want %+v", tt.in, got, err, tt.want)
 		}
@@ -43,7 +43,7 @@ func TestParseReportRejects(t *testing.T) {
 		"rif=3 latency=-9223372036854775us",
 		"rif=3 latency=-18446744073709551us",
 	} {
-		if got, err := ParseReport(in); err == nil {
+		if got, err := ParseReport([]byte(in)); err == nil {
 			t.Errorf("ParseReport(%q): got %+v; want an error", in, got)
 		}
 	}
@@ -60,7 +60,7 @@ func TestReportRoundTrip(t *testing.T) {
 			us := rapid.Int64Range(0, MaxLatency.Microseconds()).Draw(t, "us")
 			want.Latency = time.Duration(us) * time.Microsecond
 		}
-		if got, err := ParseReport(want.String()); err != nil || !same(got, want) {
+		if got, err := ParseReport([]byte(want.String())); err != nil || !same(got, want) {
 			t.Fatalf("%q: got %+v, %v; want %+v", want, got, err, want)
 		}
 	})
@@ -82,14 +82,14 @@ func FuzzParseReport(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, in string) {
-		got, err := ParseReport(in)
+		got, err := ParseReport([]byte(in))
 		if err != nil {
 			return
 		}
 		if !got.Valid() {
 			t.Fatalf("%q: accepted %+v", in, got)
 		}
-		again, err := ParseReport(got.String())
+		again, err := ParseReport([]byte(got.String()))
 		if err != nil || !same(again, got) || again.String() != got.String() {
 			t.Fatalf("%q: got %+v, and from %q %+v, %v", in, got, got, again, err)
 		}

@@ -354,7 +354,7 @@ func (en *engine) send(r *http.Request, picked balancer.Picked) (*http.Response,
 func received(resp *http.Response) (*http.Response, *load.Report, *fault.Error) {
 	reason := fault.Reason(resp.Header.Get(fault.Header))
 	var report *load.Report
-	if r, err := load.ParseReport(resp.Header.Get(httpio.HeaderLoad)); err == nil {
+	if r, err := load.ParseReport([]byte(resp.Header.Get(httpio.HeaderLoad))); err == nil {
 		report = &r
 	}
 	httpio.StripHeaders(resp.Header)
