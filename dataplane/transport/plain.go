@@ -26,7 +26,7 @@ func (Plain) Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Co
 	if err != nil {
 		return nil, err // says what was dialed
 	}
-	if p != HTTP {
+	if !p.carriesRequests() {
 		limitUnacknowledged(c)
 	}
 	err = within(ctx, c, func() error {
@@ -83,7 +83,7 @@ func preface(p Protocol) string { return "HEADROOM " + string(p) + "\n" }
 
 // readPreface reads exactly one preface: never more bytes than the shortest one that can still come.
 func readPreface(r io.Reader) (Protocol, error) {
-	possible := []Protocol{HTTP, Probe, RPC}
+	possible := protocols()
 	var got []byte
 	for {
 		n := len(preface(possible[0]))

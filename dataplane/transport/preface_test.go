@@ -8,7 +8,7 @@ import (
 )
 
 func FuzzReadPreface(f *testing.F) {
-	for _, p := range []Protocol{HTTP, Probe, RPC} {
+	for _, p := range protocols() {
 		f.Add([]byte(preface(p)+"payload"), false)
 	}
 	f.Add([]byte("HEADROOM headroom-http/11\n"), true)
@@ -27,7 +27,7 @@ func FuzzReadPreface(f *testing.F) {
 		if err == nil && string(read) != preface(p) {
 			t.Errorf("took %q for %s", read, p)
 		}
-		for _, known := range []Protocol{HTTP, Probe, RPC} {
+		for _, known := range protocols() {
 			if bytes.HasPrefix(sent, []byte(preface(known))) && (err != nil || p != known) {
 				t.Errorf("%q: %s, %v", sent, p, err)
 			}

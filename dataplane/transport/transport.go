@@ -12,9 +12,15 @@ type Protocol string
 
 const (
 	HTTP  Protocol = "headroom-http/1"  // requests to replicas
+	HTTP2 Protocol = "headroom-h2/1"    // requests to replicas, as streams of HTTP/2
 	Probe Protocol = "headroom-probe/2" // probes
 	RPC   Protocol = "headroom-rpc/1"   // gRPC service Peer
 )
+
+func protocols() []Protocol { return []Protocol{HTTP, HTTP2, Probe, RPC} }
+
+// carriesRequests reports whether back-pressure may hold a connection for as long as an application likes.
+func (p Protocol) carriesRequests() bool { return p == HTTP || p == HTTP2 }
 
 // Transport makes connections between agents. Its implementations differ in how the two ends prove who they are.
 type Transport interface {
