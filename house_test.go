@@ -25,7 +25,7 @@ const module = "github.com/headroom-mesh/headroom"
 // may import b. Every package is named.
 const imports = `
 	NONE                                              < api/mesh/v1, registry/embedded
-	NONE                                              < dataplane/fault, dataplane/load, dataplane/memnet, dataplane/transport
+	NONE                                              < dataplane/fault, dataplane/load, dataplane/memnet
 
 	api/mesh/v1 < policy/document < policy            < policy/budget, policy/localservice
 	policy < registry                                 < registry/etcd, registry/registrytest
@@ -38,6 +38,7 @@ const imports = `
 	NONE                                              < dataplane/sniff
 	dataplane/h1, dataplane/h2, dataplane/sniff, policy < dataplane/relay
 	registry                                          < dataplane/identity
+	dataplane/identity                                < dataplane/identity/ca, dataplane/transport
 	dataplane/httpio, dataplane/probe, dataplane/relay < dataplane/inbound
 	dataplane/balancer, dataplane/inbound             < dataplane/outbound
 	policy/budget                                     < dataplane/outbound
@@ -49,6 +50,7 @@ const imports = `
 	registry, policy/localservice                     < agent/local
 	dataplane, agent/gossip, agent/local              < agent/admin
 	registry/etcd, registry/embedded, agent/admin     < agent
+	dataplane/identity/ca                             < agent, cmd/meshctl
 	agent, registry/registrytest, dataplane/memnet    < agent/meshtest
 
 	agent                                             < cmd/agent
@@ -75,6 +77,7 @@ func exclusive() []exclusiveImport {
 		{"github.com/spf13/cobra", []string{"cmd/agent", "cmd/meshctl"}, "only programs have flags"},
 		{"charm.land/bubbletea/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
 		{"charm.land/lipgloss/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
+		{"github.com/spiffe/go-spiffe/v2", []string{"dataplane/identity", "dataplane/identity/ca"}, "only identities are SPIFFE's"},
 		{"gonum.org/v1/plot", []string{"dataplane/sim/chart"}, "only simulations are drawn"},
 		{"sigs.k8s.io/yaml", []string{"policy/document", "cmd/meshctl", "agent"}, "documents are decoded in one place, strictly"},
 	}

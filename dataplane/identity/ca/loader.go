@@ -1,0 +1,55 @@
+package ca
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/identity"
+)
+
+// Loader returns an identity.Loader of certificates that the CA in a folder issues for id, each when two thirds of the
+// life of the one before are over, or when the CA or the roots beside it change.
+func Loader(dir string, id identity.ID) identity.Loader {
+	var l loader
+	return func(now time.Time) (*identity.Set, error) { return l.load(dir, id, now) }
+}
+
+type loader struct {
+	roots, key []byte // as they were read
+	set        *identity.Set
+}
+
+func (l *loader) load(dir string, id identity.ID, now time.Time) (*identity.Set, error) {
+	roots, err := os.ReadFile(filepath.Join(dir, identity.RootsFile))
+	if err != nil {
+		return nil, fmt.Errorf("read the CA: %w", err)
+	}
+	key, err := os.ReadFile(filepath.Join(dir, keyFile))
+	if err != nil && (l.set == nil || !errors.Is(err, fs.ErrNotExist)) {
+		return nil, fmt.Errorf("read the key of the CA: %w", err)
+	}
+	if l.set != nil && bytes.Equal(roots, l.roots) && bytes.Equal(key, l.key) && now.Before(renewal(l.set)) {
+		return l.set, nil
+	}
+	ca, err := parse(roots, key)
+	if err != nil {
+		return nil, fmt.Errorf("the CA in %s: %w", dir, err)
+	}
+	files, err := ca.Issue(id, OwnLife, now)
+	if err != nil {
+		return nil, err
+	}
+	set, err := identity.Parse(files.Roots, files.Certificate, files.Key, now)
+	if err != nil {
+		return nil, fmt.Errorf("the CA in %s: %w", dir, err)
+	}
+	l.roots, l.key, l.set = roots, key, set
+	return set, nil
+}
+
+func renewal(s *identity.Set) time.Time { return s.Begins.Add(s.Expires.Sub(s.Begins) * 2 / 3) }
