@@ -14,7 +14,7 @@ type Reason string
 
 const (
 	None               Reason = ""
-	BadRequest         Reason = "bad_request"         // the request can't be parsed; 400, or what else net/http finds fit
+	BadRequest         Reason = "bad_request"         // the request can't be parsed, or could be read in two ways; 400, or what says more
 	NotMesh            Reason = "not_mesh"            // the host is not SERVICE.mesh
 	UnknownService     Reason = "unknown_service"     // no such service was ever registered
 	NoRegistry         Reason = "no_registry"         // the agent has never known any services: it can't reach the registry
@@ -24,8 +24,10 @@ const (
 	UnknownEndpoint    Reason = "unknown_endpoint"    // the replica is not on that node (any more)
 	RetriesExhausted   Reason = "retries_exhausted"   // no replica could be connected to, and no retry is left
 	Reset              Reason = "upstream_reset"      // the connection broke before the answer was complete
+	MalformedResponse  Reason = "malformed_response"  // what came in answer can't be parsed, or could be read in two ways
 	Timeout            Reason = "timeout"             // the service's timeout ran out
 	UnsupportedRequest Reason = "unsupported_request" // CONNECT, HTTP/2
+	Loop               Reason = "loop"                // the request has passed through the mesh again and again
 	Canceled           Reason = "canceled"            // the caller went away; nobody sees the answer
 )
 
@@ -38,8 +40,10 @@ func (r Reason) Status() int {
 		return http.StatusNotFound
 	case UnsupportedRequest:
 		return http.StatusNotImplemented
-	case Reset:
+	case Reset, MalformedResponse:
 		return http.StatusBadGateway
+	case Loop:
+		return http.StatusLoopDetected
 	case Timeout:
 		return http.StatusGatewayTimeout
 	case Canceled:
@@ -53,7 +57,7 @@ func (r Reason) Status() int {
 func (r Reason) Known() bool {
 	switch r {
 	case None, BadRequest, NotMesh, UnknownService, NoRegistry, NoEndpoints, NoneReady, ConnectFailed, UnknownEndpoint,
-		RetriesExhausted, Reset, Timeout, UnsupportedRequest, Canceled:
+		RetriesExhausted, Reset, MalformedResponse, Timeout, UnsupportedRequest, Loop, Canceled:
 		return true
 	}
 	return false
@@ -66,6 +70,7 @@ func (r Reason) Unsent() bool { return r == ConnectFailed || r == UnknownEndpoin
 type Error struct {
 	Reason Reason
 	Detail string // one sentence for the caller
+	Code   int    // the HTTP status, where it says more than that of the reason. 0: that of the reason
 }
 
 func (e *Error) Error() string { return string(e.Reason) + ": " + e.Detail }
@@ -75,10 +80,18 @@ func New(r Reason, format string, args ...any) *Error {
 	return &Error{Reason: r, Detail: fmt.Sprintf(format, args...)}
 }
 
+// Status returns the HTTP status of the answer.
+func (e *Error) Status() int {
+	if e.Code != 0 {
+		return e.Code
+	}
+	return e.Reason.Status()
+}
+
 // Write answers a request with the fault.
 func (e *Error) Write(w http.ResponseWriter) {
 	w.Header().Set(Header, string(e.Reason))
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.WriteHeader(e.Reason.Status())
+	w.WriteHeader(e.Status())
 	fmt.Fprintf(w, "headroom: %s\n", e.Detail)
 }

@@ -35,7 +35,7 @@ func reasons(t *testing.T) []Reason {
 func TestReasons(t *testing.T) {
 	status := map[Reason]int{
 		BadRequest: 400, NotMesh: 404, UnknownService: 404, NoRegistry: 503, NoEndpoints: 503, NoneReady: 503, ConnectFailed: 503, UnknownEndpoint: 503,
-		RetriesExhausted: 503, Reset: 502, Timeout: 504, UnsupportedRequest: 501, Canceled: 499,
+		RetriesExhausted: 503, Reset: 502, MalformedResponse: 502, Timeout: 504, UnsupportedRequest: 501, Loop: 508, Canceled: 499,
 	}
 	all := reasons(t)
 	if len(all) != len(status)+1 {
@@ -53,6 +53,9 @@ func TestReasons(t *testing.T) {
 		if w.Code != status[r] || w.Header().Get(Header) != string(r) || w.Body.String() != "headroom: what happened to \"x\\r\\ny\"\n" {
 			t.Errorf("%s: got %d %v %q", r, w.Code, w.Header(), w.Body)
 		}
+	}
+	if e := (&Error{Reason: BadRequest, Code: 431}); e.Status() != 431 {
+		t.Errorf("an error with a status of its own has %d", e.Status())
 	}
 	if Reason("new").Known() || Reason("new").Unsent() {
 		t.Error("a reason that is not on the list is taken for one")
