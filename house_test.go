@@ -33,13 +33,12 @@ const imports = `
 	dataplane/load, policy                            < dataplane/prequal
 	dataplane/prequal, registry                       < dataplane/balancer
 	dataplane/load, registry                          < dataplane/probe
-	dataplane/fault                                   < dataplane/httpio
 	dataplane/fault                                   < dataplane/h1, dataplane/h2
 	NONE                                              < dataplane/sniff
 	dataplane/h1, dataplane/h2, dataplane/sniff, policy < dataplane/relay
 	registry                                          < dataplane/identity
 	dataplane/identity                                < dataplane/identity/ca, dataplane/transport
-	dataplane/httpio, dataplane/probe, dataplane/relay < dataplane/inbound
+	dataplane/probe, dataplane/relay                  < dataplane/inbound
 	dataplane/balancer, dataplane/inbound             < dataplane/outbound
 	policy/budget                                     < dataplane/outbound
 	dataplane/outbound, dataplane/transport           < dataplane

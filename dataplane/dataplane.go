@@ -6,17 +6,16 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"sync"
 	"time"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
-	"github.com/headroom-mesh/headroom/dataplane/httpio"
 	"github.com/headroom-mesh/headroom/dataplane/inbound"
 	"github.com/headroom-mesh/headroom/dataplane/load"
 	"github.com/headroom-mesh/headroom/dataplane/outbound"
 	"github.com/headroom-mesh/headroom/dataplane/probe"
+	"github.com/headroom-mesh/headroom/dataplane/relay"
 	"github.com/headroom-mesh/headroom/dataplane/transport"
 	"github.com/headroom-mesh/headroom/registry"
 	"github.com/prometheus/client_golang/prometheus"
@@ -42,11 +41,13 @@ type Config struct {
 type Dataplane struct {
 	cfg      Config
 	started  time.Time
+	relay    *relay.Engine
 	inbound  *inbound.Inbound
 	outbound *outbound.Outbound
 	probes   *probe.Client
 	mux      *transport.Mux
 	http     net.Listener
+	http2    net.Listener
 	probing  net.Listener
 	rpc      net.Listener
 }
@@ -57,7 +58,8 @@ func New(cfg Config) (*Dataplane, error) {
 		cfg.Transport = transport.Plain{}
 	}
 	d := &Dataplane{cfg: cfg, started: time.Now()}
-	d.inbound = inbound.New(inbound.Config{Log: cfg.Log, Metrics: cfg.Metrics})
+	d.relay = relay.New(relay.Config{DrainTimeout: cfg.DrainTimeout, Log: cfg.Log, Metrics: cfg.Metrics})
+	d.inbound = inbound.New(inbound.Config{Relay: d.relay, Metrics: cfg.Metrics})
 	var err error
 	d.probes, err = probe.NewClient(probe.Config{
 		Dial:  d.dialer(transport.Probe),
@@ -68,11 +70,12 @@ func New(cfg Config) (*Dataplane, error) {
 		return nil, err
 	}
 	d.outbound = outbound.New(outbound.Config{
-		Node: cfg.Node, Zone: cfg.Zone, Inbound: d.inbound, Dial: d.dialer(transport.HTTP), DialPeer: d.DialPeer, Prober: d.probes,
+		Node: cfg.Node, Zone: cfg.Zone, Relay: d.relay, Inbound: d.inbound, Dial: d.dial, DialPeer: d.DialPeer, Prober: d.probes,
 		Log: cfg.Log, AccessLog: cfg.AccessLog, Metrics: cfg.Metrics,
 	})
 	d.mux = transport.NewMux(cfg.Transport, cfg.Log, cfg.Metrics)
-	d.http, d.probing, d.rpc = d.mux.Listener(transport.HTTP), d.mux.Listener(transport.Probe), d.mux.Listener(transport.RPC)
+	d.http, d.http2 = d.mux.Listener(transport.HTTP), d.mux.Listener(transport.HTTP2)
+	d.probing, d.rpc = d.mux.Listener(transport.Probe), d.mux.Listener(transport.RPC)
 	return d, nil
 }
 
@@ -82,6 +85,14 @@ func (d *Dataplane) dialer(p transport.Protocol) func(context.Context, netip.Add
 		defer cancel()
 		return d.cfg.Transport.Dial(ctx, agent, p)
 	}
+}
+
+// dial connects to another agent for calls. TCP goes by CONNECT.
+func (d *Dataplane) dial(ctx context.Context, agent netip.AddrPort, p relay.Protocol) (net.Conn, error) {
+	if p == relay.HTTP2 {
+		return d.dialer(transport.HTTP2)(ctx, agent)
+	}
+	return d.dialer(transport.HTTP)(ctx, agent)
 }
 
 // dialTimeout bounds a connection to another agent: a packet lost on the way is sent again within it.
@@ -123,7 +134,7 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener) error {
 	ctx, fail := context.WithCancel(ctx)
 	defer fail()
 	var serving, background sync.WaitGroup
-	errs := make(chan error, 7)
+	errs := make(chan error, 9)
 	run := func(wg *sync.WaitGroup, part func() error) {
 		wg.Go(func() {
 			err := part()
@@ -136,13 +147,16 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener) error {
 	responder := probe.Responder{Lookup: d.inbound.Probe}
 
 	run(&background, func() error { return d.mux.Run(rest, mesh) })
+	run(&background, func() error { return d.relay.Run(rest) })
 	run(&background, func() error { return d.probes.Run(rest) })
 	run(&background, func() error { return d.outbound.Run(rest) })
 	run(&background, func() error { return d.inbound.Run(rest) })
 	run(&background, func() error { return responder.Serve(rest, d.probing) })
-	run(&serving, func() error { return d.server(d.outbound.Handler(), 0).Run(ctx, proxy) })
-	// Other agents close idle connections first: a request must not meet a connection that is just being closed.
-	run(&serving, func() error { return d.server(d.inbound, 5*time.Minute).Run(ctx, d.http) })
+	run(&serving, func() error {
+		return d.relay.Serve(ctx, proxy, relay.Entry{Router: d.outbound.Router(), Explicit: true})
+	})
+	run(&serving, func() error { return d.relay.Serve(ctx, d.http, d.fromAgents(relay.HTTP1)) })
+	run(&serving, func() error { return d.relay.Serve(ctx, d.http2, d.fromAgents(relay.HTTP2)) })
 
 	serving.Wait()
 	stop()
@@ -193,6 +207,8 @@ func latency(r load.Report) *durationpb.Duration {
 	return durationpb.New(r.Latency)
 }
 
-func (d *Dataplane) server(h http.Handler, idle time.Duration) httpio.Server {
-	return httpio.Server{Handler: h, IdleTimeout: idle, DrainTimeout: d.cfg.DrainTimeout, Log: d.cfg.Log}
+// fromAgents is where other agents send calls. They close idle connections first: a request must not meet a connection
+// that is just being closed.
+func (d *Dataplane) fromAgents(p relay.Protocol) relay.Entry {
+	return relay.Entry{Router: d.inbound, Protocol: p, Agents: true, IdleTimeout: 5 * time.Minute}
 }

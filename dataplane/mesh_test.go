@@ -165,6 +165,9 @@ type silenceableConn struct {
 	node *node
 }
 
+// NetConn returns the connection below.
+func (c *silenceableConn) NetConn() net.Conn { return c.Conn }
+
 func (c *silenceableConn) Write(p []byte) (int, error) {
 	if c.node.silent.Load() {
 		return len(p), nil

@@ -389,21 +389,22 @@ func TestAborts(t *testing.T) {
 // TestReplicaBreaksOff lets the replica die at every stage.
 func TestReplicaBreaksOff(t *testing.T) {
 	for _, test := range []struct {
-		stage  string
-		answer string
-		status int // 0: the answer is cut off
+		stage     string
+		answer    string
+		status    int // 0: the answer is cut off
+		malformed bool
 	}{
-		{"before the answer", "", 502},
-		{"in the header", "HTTP/1.1 200 OK\r\nConte", 502},
-		{"in the body", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", 0},
-		{"in a chunk", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc", 0},
-		{"no HTTP", "220 mail.example.com ESMTP\r\n\r\n", 502},
-		{"status 7", "HTTP/1.1 007 OK\r\nContent-Length: 0\r\n\r\n", 502},
-		{"status 0", "HTTP/1.1 000 OK\r\nContent-Length: 0\r\n\r\n", 502},
-		{"status 999", "HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n", 999},
-		{"upgrade not asked for", "HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", 502},
-		{"upgrade to nothing", "HTTP/1.1 101 Switching\r\n\r\n", 502},
-		{"endless hints", strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 3) + "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 200},
+		{"before the answer", "", 502, false},
+		{"in the header", "HTTP/1.1 200 OK\r\nConte", 502, false},
+		{"in the body", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", 0, false},
+		{"in a chunk", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc", 0, false},
+		{"no HTTP", "220 mail.example.com ESMTP\r\n\r\n", 502, true},
+		{"status 7", "HTTP/1.1 007 OK\r\nContent-Length: 0\r\n\r\n", 502, true},
+		{"status 0", "HTTP/1.1 000 OK\r\nContent-Length: 0\r\n\r\n", 502, true},
+		{"status 999", "HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n", 999, false},
+		{"upgrade not asked for", "HTTP/1.1 101 Switching\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", 502, true},
+		{"upgrade to nothing", "HTTP/1.1 101 Switching\r\n\r\n", 502, true},
+		{"endless hints", strings.Repeat("HTTP/1.1 103 Early Hints\r\n\r\n", 3) + "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 200, false},
 	} {
 		t.Run(test.stage, func(t *testing.T) {
 			hops(t, func(t *testing.T, m *mesh, a *node, replica registry.NodeName) {
@@ -420,7 +421,11 @@ func TestReplicaBreaksOff(t *testing.T) {
 				case test.status == 0 && err == nil:
 					t.Errorf("a part of the answer passes for all of it: %q", body)
 				case test.status == 502:
-					wantFault(t, resp, string(body), fault.Reset)
+					reason := fault.Reset
+					if test.malformed {
+						reason = fault.MalformedResponse
+					}
+					wantFault(t, resp, string(body), reason)
 				case test.status != 0 && resp.StatusCode != test.status:
 					t.Errorf("got %d, want %d", resp.StatusCode, test.status)
 				}

@@ -76,9 +76,13 @@ func (ls *listeners) one(service registry.ServiceName) *listener {
 	return all[rand.IntN(len(all))]
 }
 
-// idle tells somebody that a replica has one more slot free.
-func (in *Inbound) idle(r *Replica) {
-	if l := in.listeners.one(r.Endpoint.Service); l != nil && r.Endpoint.State == registry.Ready {
-		l.tell(r.Endpoint.ID())
+// idle tells somebody that a replica, if it is still here, has one more slot free.
+func (in *Inbound) idle(id registry.EndpointID, service registry.ServiceName) {
+	l := in.listeners.one(service)
+	if l == nil {
+		return
+	}
+	if r := in.Replica(id); r != nil && r.Endpoint.State == registry.Ready {
+		l.tell(id)
 	}
 }

@@ -2,23 +2,27 @@
 package inbound
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/load"
 	"github.com/headroom-mesh/headroom/dataplane/probe"
+	"github.com/headroom-mesh/headroom/dataplane/relay"
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Inbound knows the replicas of this node. It is safe for concurrent use.
 type Inbound struct {
 	replicas atomic.Pointer[map[registry.EndpointID]*Replica]
-	engine   *engine
+	relay    *relay.Engine
 	metrics  *metrics
 
-	reservations sync.Map // of *Reservation, by their IDs
+	deliveries   sync.Pool // of *delivery
+	reservations sync.Map  // of *Reservation, by their IDs
 	listeners    listeners
 	ended        chan struct{} // closed when Run ends: those who wait in other agents know then
 
@@ -33,10 +37,32 @@ type Replica struct {
 	Endpoint registry.Endpoint // as last registered
 	Load     *load.Tracker
 
-	policy  policy.Policy
-	line    *line
-	keys    *load.Keys // those served lately; nil unless the policy makes use of them
-	metrics *serviceMetrics
+	policy   policy.Policy
+	upstream *relay.Upstream
+	line     *line
+	keys     *load.Keys // those served lately; nil unless the policy makes use of them
+	metrics  *serviceMetrics
+}
+
+// Config configures an Inbound.
+type Config struct {
+	Relay   *relay.Engine         // carries the calls
+	Metrics prometheus.Registerer // nil: not exported
+}
+
+// New returns an Inbound without replicas.
+func New(cfg Config) *Inbound {
+	in := &Inbound{relay: cfg.Relay, metrics: newMetrics(cfg.Metrics), ended: make(chan struct{}), snapshot: &registry.Snapshot{}}
+	in.replicas.Store(&map[registry.EndpointID]*Replica{})
+	in.deliveries.New = func() any { return new(delivery) }
+	return in
+}
+
+// Run lets other agents wait for replicas of this node, until ctx ends. It is called once.
+func (in *Inbound) Run(ctx context.Context) error {
+	<-ctx.Done()
+	close(in.ended)
+	return nil
 }
 
 // Update replaces the replicas of this node. One that was there before keeps its load.
@@ -86,6 +112,7 @@ func (in *Inbound) replicaLocked(e registry.Endpoint, old *Replica) *Replica {
 			r.line.dismiss(granted)
 		}
 	}
+	r.upstream = in.upstream(r, old)
 	r.Load.ByMedian(r.policy.Prequal.Latency == policy.LatencyMedian)
 	if r.policy.Balancer == policy.BalancerPrequalSync {
 		if old != nil && old.keys != nil && old.policy.PrequalSync.Keys == r.policy.PrequalSync.Keys {
@@ -97,18 +124,30 @@ func (in *Inbound) replicaLocked(e registry.Endpoint, old *Replica) *Replica {
 	return r
 }
 
+// upstream returns where the replica is reached: as before, unless that is done in another way now.
+func (in *Inbound) upstream(r, old *Replica) *relay.Upstream {
+	if old != nil && old.policy.ProxyProtocol == r.policy.ProxyProtocol {
+		return old.upstream
+	}
+	if old != nil {
+		old.upstream.CloseIdle()
+	}
+	return in.relay.NewUpstream(target(r.Endpoint, r.policy.ProxyProtocol))
+}
+
 // replaceLocked puts replicas in the place of others, and tells those whom that concerns.
 func (in *Inbound) replaceLocked(before, after map[registry.EndpointID]*Replica) {
 	in.replicas.Store(&after)
 	for id, old := range before {
 		if after[id] == nil {
 			old.line.close()
+			old.upstream.CloseIdle()
 		}
 	}
 	for id, r := range after {
 		if old := before[id]; old == nil || old.Endpoint.State != registry.Ready {
 			for range min(r.line.free(), mostFree) {
-				in.idle(r)
+				in.idle(id, r.Endpoint.Service)
 			}
 		}
 	}

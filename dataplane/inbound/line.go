@@ -21,7 +21,8 @@ type line struct {
 
 	slots  int
 	line   *load.Line[*Reservation]
-	closed bool // the replica has left
+	closed bool           // the replica has left
+	spare  []*Reservation // of requests that have left
 }
 
 func newLine(slots int) *line {
@@ -115,9 +116,15 @@ func (l *line) claim(r *Reservation) bool {
 
 // take lets a request in that has no reservation.
 func (l *line) take() *Reservation {
-	r := &Reservation{line: l, state: claimed}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	var r *Reservation
+	if last := len(l.spare) - 1; last >= 0 {
+		r, l.spare = l.spare[last], l.spare[:last]
+	} else {
+		r = &Reservation{line: l}
+	}
+	r.state = claimed
 	l.line.Enter(r)
 	return r
 }
@@ -140,6 +147,9 @@ func (l *line) leave(r *Reservation) (idle bool) {
 	next := l.leaveLocked(r)
 	holding, waiting := l.line.Len()
 	idle = !l.closed && next == nil && waiting == 0 && holding < l.slots
+	if r.ID == "" {
+		l.spare = append(l.spare, r)
+	}
 	l.mu.Unlock()
 	next.grant()
 	return idle

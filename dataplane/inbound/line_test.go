@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/headroom-mesh/headroom/dataplane/probe"
+	"github.com/headroom-mesh/headroom/dataplane/relay"
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 )
@@ -22,7 +23,7 @@ func endpoint(n int, state registry.State) registry.Endpoint {
 
 // withPolicy returns an Inbound with replicas of a service that has a policy.
 func withPolicy(change func(*policy.Policy), endpoints ...registry.Endpoint) *Inbound {
-	in := New(Config{})
+	in := New(Config{Relay: relay.New(relay.Config{})})
 	in.Update(endpoints)
 	in.UpdatePolicies(snapshot(change))
 	return in
@@ -73,10 +74,10 @@ func TestReservations(t *testing.T) {
 	told.want(t, "first true")
 
 	// The request claims the slot: to release the reservation now gives nothing back.
-	f := in.begin(in.Replica(e.ID()), first.ID)
+	f := fly(in, e, first.ID)
 	in.Release(first)
 	told.want(t)
-	f.end(0)
+	f.End(relay.Ending{}, time.Now())
 	told.want(t, "second true")
 
 	// A slot that no request claims is given back, and so is a place in the line.
@@ -89,11 +90,11 @@ func TestReservations(t *testing.T) {
 
 	// Requests without a reservation, or with one that has ended, take a slot as well.
 	in.Release(fourth)
-	f1, f2 := in.begin(in.Replica(e.ID()), ""), in.begin(in.Replica(e.ID()), fourth.ID)
+	f1, f2 := fly(in, e, ""), fly(in, e, fourth.ID)
 	fifth := told.reserve(in, e, "fifth")
-	f1.end(0)
+	f1.End(relay.Ending{}, time.Now())
 	told.want(t)
-	f2.end(0)
+	f2.End(relay.Ending{}, time.Now())
 	told.want(t, "fifth true")
 	in.Release(fifth)
 	if n := in.Replica(e.ID()).line.free(); n != 1 {
@@ -106,12 +107,12 @@ func TestReservationForAnotherReplica(t *testing.T) {
 	in := withPolicy(func(p *policy.Policy) {}, e, other)
 	var told told
 	r := told.reserve(in, e, "r")
-	f := in.begin(in.Replica(other.ID()), r.ID)
+	f := fly(in, other, r.ID)
 	in.Release(r)
 	if n := in.Replica(e.ID()).line.free(); n != 1 {
 		t.Errorf("%d slots are free, want 1", n)
 	}
-	f.end(0)
+	f.End(relay.Ending{}, time.Now())
 }
 
 func TestReserveRefused(t *testing.T) {
@@ -156,7 +157,7 @@ func TestLineNeverOversold(t *testing.T) {
 		in := withPolicy(func(p *policy.Policy) { p.Slots = slots }, e)
 		got := map[*Reservation]bool{} // that hold a slot
 		var open []*Reservation
-		var flights []*flight
+		var flights []*Flight
 		t.Repeat(map[string]func(*rapid.T){
 			"reserve": func(t *rapid.T) {
 				granted := false
@@ -185,7 +186,7 @@ func TestLineNeverOversold(t *testing.T) {
 				}
 				r := open[i]
 				open = slices.Delete(open, i, i+1)
-				flights = append(flights, in.begin(in.Replica(e.ID()), r.ID))
+				flights = append(flights, fly(in, e, r.ID))
 				delete(got, r)
 				in.Release(r)
 			},
@@ -193,7 +194,7 @@ func TestLineNeverOversold(t *testing.T) {
 				if len(flights) > 0 {
 					f := flights[0]
 					flights = flights[1:]
-					f.end(0)
+					f.End(relay.Ending{}, time.Now())
 				}
 			},
 			"": func(t *rapid.T) {
@@ -214,9 +215,9 @@ func TestLineNeverOversold(t *testing.T) {
 func TestIdle(t *testing.T) {
 	e, busy, sick := endpoint(0, registry.Ready), endpoint(1, registry.Ready), endpoint(2, registry.Unhealthy)
 	in := withPolicy(func(p *policy.Policy) { p.Slots = 2 }, e, busy, sick)
-	var held []*flight
+	var held []*Flight
 	for range 3 {
-		held = append(held, in.begin(in.Replica(busy.ID()), ""))
+		held = append(held, fly(in, busy, ""))
 	}
 	counts := map[registry.EndpointID]int{}
 	stop := in.ListenIdle("web", func(id registry.EndpointID) { counts[id]++ })
@@ -230,16 +231,16 @@ func TestIdle(t *testing.T) {
 		clear(counts)
 	}
 	want("at first, each free slot", 2, 0, 0)
-	held[0].end(0)
+	held[0].End(relay.Ending{}, time.Now())
 	want("two slots are still in use", 0, 0, 0)
-	held[1].end(0)
+	held[1].End(relay.Ending{}, time.Now())
 	want("one is free", 0, 1, 0)
 
 	other := 0
 	stopOther := in.ListenIdle("web", func(registry.EndpointID) { other++ })
 	other = 0
 	for range 200 {
-		in.begin(in.Replica(e.ID()), "").end(0)
+		fly(in, e, "").End(relay.Ending{}, time.Now())
 	}
 	if n := counts[e.ID()]; n+other != 200 || n < 50 || other < 50 {
 		t.Errorf("one listener was told %d times, the other %d, want 200 in all and either half of that or so", n, other)
@@ -251,7 +252,7 @@ func TestIdle(t *testing.T) {
 	in.Update([]registry.Endpoint{e, busy, sick})
 	want("a replica is well again", 0, 0, 2)
 	stop()
-	held[2].end(0)
+	held[2].End(relay.Ending{}, time.Now())
 	want("nobody listens", 0, 0, 0)
 }
 
@@ -259,13 +260,15 @@ func TestKeysLightenTheLoadTold(t *testing.T) {
 	e := endpoint(0, registry.Ready)
 	in := withPolicy(func(p *policy.Policy) { p.Balancer, p.PrequalSync.HitScale = policy.BalancerPrequalSync, 0.5 }, e)
 	for range 4 {
-		in.begin(in.Replica(e.ID()), "")
+		fly(in, e, "")
 	}
 	rif := func(key uint64) int32 {
 		return in.Probe(time.Now(), probe.Request{Endpoint: e.ID(), Key: key}).Report.RIF
 	}
-	in.Replica(e.ID()).served("2a")
-	in.Replica(e.ID()).served("no number")
+	f := new(Flight)
+	f.begin(in, in.Replica(e.ID()), time.Now(), 0x2a, "")
+	f.Answered(answered{}, time.Now())
+	f.End(relay.Ending{}, time.Now())
 	if rif(0) != 4 || rif(7) != 4 || rif(0x2a) != 2 {
 		t.Errorf("told %d without a key, %d with a new one, %d with one served; want 4, 4, 2", rif(0), rif(7), rif(0x2a))
 	}
@@ -285,7 +288,7 @@ func TestWaitersLeaveAReplicaThatTakesNoRequests(t *testing.T) {
 		e := endpoint(0, registry.Ready)
 		in := withPolicy(func(p *policy.Policy) { p.Balancer = policy.BalancerLateBinding }, e)
 		var told told
-		in.begin(in.Replica(e.ID()), "")
+		fly(in, e, "")
 		told.reserve(in, e, "waits")
 		e.State = state
 		in.Update([]registry.Endpoint{e})
@@ -298,8 +301,19 @@ func TestNobodyWaitsUnderAnotherRule(t *testing.T) {
 	e := endpoint(0, registry.Ready)
 	in := withPolicy(func(p *policy.Policy) { p.Balancer = policy.BalancerLateBinding }, e)
 	var told told
-	in.begin(in.Replica(e.ID()), "")
+	fly(in, e, "")
 	told.reserve(in, e, "waits")
 	in.UpdatePolicies(snapshot(func(p *policy.Policy) { p.Balancer = policy.BalancerRoundRobin }))
 	told.want(t, "waits true")
 }
+
+// fly counts a call in at a replica.
+func fly(in *Inbound, e registry.Endpoint, reservation string) *Flight {
+	f, _, _ := in.Fly(e.ID(), time.Now(), 0, reservation)
+	return &f
+}
+
+// answered is a good answer.
+type answered struct{ header }
+
+func (answered) Status() int { return 200 }

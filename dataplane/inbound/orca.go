@@ -5,28 +5,25 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/http"
 	"strconv"
 	"strings"
+
+	"github.com/headroom-mesh/headroom/dataplane/relay"
 )
 
 // A replica may say in a response, or in its trailers, how much of its capacity it uses: an ORCA load report, in the text
 // or JSON form that Envoy reads too ("TEXT cpu_utilization=0.3", `JSON {"cpu_utilization": 0.3}`). Callers don't see it.
 // The binary form is for gRPC's own balancers; it is not read.
-const (
-	orcaHeader       = "Endpoint-Load-Metrics"
-	orcaBinaryHeader = "Endpoint-Load-Metrics-Bin"
-)
+const orcaField = "endpoint-load-metrics"
 
-// takeUtilization takes an ORCA report out of h. It returns the utilization that the report tells, 0 if none.
-func takeUtilization(h http.Header) float64 {
-	reports := h[orcaHeader]
-	delete(h, orcaHeader)
-	delete(h, orcaBinaryHeader)
-	if len(reports) == 0 {
+// reportedUtilization returns the utilization that an ORCA report among the fields tells, 0 if none.
+func reportedUtilization(f relay.Fields) float64 {
+	var scratch [128]byte
+	report, ok := f.Field(scratch[:0], orcaField)
+	if !ok {
 		return 0
 	}
-	u, err := parseORCA(reports[0])
+	u, err := parseORCA(string(report))
 	if err != nil {
 		return 0 // nobody is there to be told
 	}

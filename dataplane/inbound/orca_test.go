@@ -2,7 +2,6 @@ package inbound
 
 import (
 	"math"
-	"net/http"
 	"strings"
 	"testing"
 )
@@ -39,13 +38,27 @@ func TestParseORCA(t *testing.T) {
 	}
 }
 
-func TestTakeUtilization(t *testing.T) {
-	h := http.Header{}
-	h.Set("endpoint-load-metrics", "TEXT cpu_utilization=0.3")
-	h.Set("endpoint-load-metrics-bin", "CQAAAAAAAPA/")
-	h.Set("x-own", "1")
-	if u := takeUtilization(h); u != 0.3 || len(h) != 1 {
-		t.Errorf("got %v, and %v is left", u, h)
+// header is a relay.Fields.
+type header map[string]string
+
+func (h header) Field(dst []byte, name string) ([]byte, bool) {
+	value, ok := h[name]
+	return append(dst, value...), ok
+}
+
+func TestReportedUtilization(t *testing.T) {
+	tests := []struct {
+		fields header
+		want   float64
+	}{
+		{header{"endpoint-load-metrics": "TEXT cpu_utilization=0.3", "x-own": "1"}, 0.3},
+		{header{"endpoint-load-metrics": "TEXT cpu_utilization=much"}, 0},
+		{header{"endpoint-load-metrics-bin": "CQAAAAAAAPA/"}, 0},
+	}
+	for _, tt := range tests {
+		if got := reportedUtilization(tt.fields); got != tt.want {
+			t.Errorf("%v: got %v, want %v", tt.fields, got, tt.want)
+		}
 	}
 }
 

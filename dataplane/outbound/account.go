@@ -1,6 +1,7 @@
 package outbound
 
 import (
+	"bytes"
 	"net/http"
 	"time"
 
@@ -11,26 +12,35 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// account notes the end of a request.
-func (o *Outbound) account(r *http.Request, x *exchange) {
-	took := time.Since(x.start)
-	if x.service != nil {
-		if x.failed() {
-			x.service.errors.Add(1)
+// account notes the end of a call.
+func (c *call) account(reason fault.Reason, now time.Time) {
+	took := now.Sub(c.start)
+	if c.service != nil {
+		if c.badly(reason) {
+			c.service.errors.Add(1)
 		}
-		x.service.metrics.finished(x.status, x.reason, took)
+		c.service.metrics.finished(c.status, reason, took)
 	} else {
-		o.metrics.unrouted(x.reason)
+		c.outbound.metrics.unrouted(reason)
 	}
-	if o.cfg.AccessLog != nil {
-		o.cfg.AccessLog.Info("request", "method", r.Method, "host", r.Host, "path", r.URL.Path, "endpoint", string(x.endpoint),
-			"status", x.status, "reason", string(x.reason), "tries", x.tries, "took", took)
+	if c.outbound.cfg.AccessLog != nil {
+		c.log(reason, took)
 	}
 }
 
-// failed reports whether the caller got no good answer, or only a part of one.
-func (x *exchange) failed() bool {
-	return x.status >= http.StatusInternalServerError || x.reason == fault.Reset || x.reason == fault.Timeout
+// badly reports whether the caller got no good answer, or only a part of one.
+func (c *call) badly(reason fault.Reason) bool {
+	return c.failed || c.status >= http.StatusInternalServerError || reason == fault.Reset || reason == fault.Timeout
+}
+
+func (c *call) log(reason fault.Reason, took time.Duration) {
+	endpoint := ""
+	if c.tries > 0 {
+		endpoint = string(c.tried[c.tries-1].ID)
+	}
+	path, _, _ := bytes.Cut(c.head.Path(nil), []byte("?"))
+	c.outbound.cfg.AccessLog.Info("request", "method", string(c.head.Method(nil)), "host", string(c.head.Authority(nil)), "path", string(path),
+		"endpoint", endpoint, "status", c.status, "reason", string(reason), "tries", c.tries, "took", took)
 }
 
 // Observe describes services as the balancer sees them: one, or all if service is empty.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
 	"github.com/headroom-mesh/headroom/dataplane/inbound"
+	"github.com/headroom-mesh/headroom/dataplane/relay"
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 )
@@ -20,7 +21,7 @@ type node struct {
 }
 
 func newNode(rule policy.Balancer) node {
-	in := inbound.New(inbound.Config{})
+	in := inbound.New(inbound.Config{Relay: relay.New(relay.Config{})})
 	return node{New(Config{Node: "here", Inbound: in, Prober: &scripted{}, Seed: 1}), in, rule}
 }
 

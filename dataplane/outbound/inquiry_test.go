@@ -14,6 +14,7 @@ import (
 	"github.com/headroom-mesh/headroom/dataplane/inbound"
 	"github.com/headroom-mesh/headroom/dataplane/load"
 	"github.com/headroom-mesh/headroom/dataplane/probe"
+	"github.com/headroom-mesh/headroom/dataplane/relay"
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 )
@@ -52,7 +53,7 @@ func (s *scripted) Probe(_ netip.AddrPort, q probe.Request, _ time.Duration, sin
 
 // asked is a service with n replicas on other nodes, balanced by prequal_sync.
 func asked(n int, prober Prober) (*Outbound, *service) {
-	o := New(Config{Node: "here", Inbound: inbound.New(inbound.Config{}), Prober: prober, Seed: 1})
+	o := New(Config{Node: "here", Inbound: inbound.New(inbound.Config{Relay: relay.New(relay.Config{})}), Prober: prober, Seed: 1})
 	p := policy.Default()
 	p.Balancer, p.PrequalSync.Probes = policy.BalancerPrequalSync, n
 	record := &registry.Service{Name: "web", Policy: p}

@@ -3,6 +3,7 @@ package outbound
 import (
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
@@ -28,7 +29,8 @@ type serviceMetrics struct {
 	picks           [balancer.Overflow + 1]prometheus.Counter
 	retries         prometheus.Counter
 	budgetExhausted prometheus.Counter
-	requests        sync.Map // outcome -> prometheus.Counter
+	answered        [6]atomic.Pointer[prometheus.Counter] // by class of status, those without a reason
+	requests        sync.Map                              // outcome -> prometheus.Counter
 
 	mu sync.Mutex
 	// mu guards gone, and that nothing enters requests once it is true.
@@ -105,17 +107,30 @@ func (m *metrics) unrouted(reason fault.Reason) { m.refused.WithLabelValues(stri
 
 func (s *serviceMetrics) finished(status int, reason fault.Reason, took time.Duration) {
 	s.duration.Observe(took.Seconds())
-	key := outcome{code: status / 100, reason: reason}
-	if c, ok := s.requests.Load(key); ok {
-		c.(prometheus.Counter).Inc()
+	class := status / 100
+	if reason != fault.None || class >= len(s.answered) {
+		s.counter(outcome{class, reason}).Inc()
 		return
+	}
+	c := s.answered[class].Load()
+	if c == nil {
+		c = new(s.counter(outcome{class, reason}))
+		s.answered[class].Store(c)
+	}
+	(*c).Inc()
+}
+
+// counter returns the series of an outcome.
+func (s *serviceMetrics) counter(o outcome) prometheus.Counter {
+	if c, ok := s.requests.Load(o); ok {
+		return c.(prometheus.Counter)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.gone {
-		return
+		return prometheus.NewCounter(prometheus.CounterOpts{}) // seen by nobody
 	}
-	c := s.all.requests.WithLabelValues(s.name, key.class(), string(reason))
-	s.requests.Store(key, c)
-	c.Inc()
+	c := s.all.requests.WithLabelValues(s.name, o.class(), string(o.reason))
+	s.requests.Store(o, c)
+	return c
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
-	"net/http"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -17,6 +16,7 @@ import (
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
 	"github.com/headroom-mesh/headroom/dataplane/inbound"
 	"github.com/headroom-mesh/headroom/dataplane/probe"
+	"github.com/headroom-mesh/headroom/dataplane/relay"
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,9 +35,11 @@ type Config struct {
 	Node    registry.NodeName // replicas on this node are reached without a second hop
 	Zone    string            // where the node is, for policies that keep to it; "": nowhere in particular
 	Inbound *inbound.Inbound
-	// Dial connects to the agent at an address, for HTTP, and DialPeer to its RPC service.
-	Dial, DialPeer func(ctx context.Context, agent netip.AddrPort) (net.Conn, error)
-	Prober         Prober
+	Relay   *relay.Engine // carries the calls
+	// Dial connects to the agent at an address, for calls, and DialPeer to its RPC service.
+	Dial     func(ctx context.Context, agent netip.AddrPort, p relay.Protocol) (net.Conn, error)
+	DialPeer func(ctx context.Context, agent netip.AddrPort) (net.Conn, error)
+	Prober   Prober
 	// Seed makes the balancers' choices repeatable. Default random.
 	Seed      uint64
 	Log       *slog.Logger          // nil: no logs
@@ -51,7 +53,8 @@ type Outbound struct {
 	services atomic.Pointer[map[registry.ServiceName]*service]
 	updated  atomic.Bool // whether services says anything yet
 	sinks    sync.Pool   // of *sink
-	engine   *engine
+	calls    sync.Pool   // of *call
+	agents   *agents
 	lines    *lines
 	metrics  *metrics
 
@@ -71,8 +74,21 @@ func New(cfg Config) *Outbound {
 	o := &Outbound{cfg: cfg, lines: newLines(cfg.DialPeer), down: map[netip.AddrPort]bool{}, metrics: newMetrics(cfg.Metrics)}
 	o.services.Store(&map[registry.ServiceName]*service{})
 	o.sinks.New = func() any { return &sink{outbound: o} }
-	o.engine = newEngine(o)
+	o.calls.New = func() any { return new(call) }
+	o.agents = newAgents(o.newAgent)
 	return o
+}
+
+// newAgent returns the way to another agent.
+func (o *Outbound) newAgent(agent netip.AddrPort) *relay.Upstream {
+	return o.cfg.Relay.NewUpstream(relay.Target{
+		Name: "agent " + agent.String(),
+		Dial: func(ctx context.Context, p relay.Protocol) (net.Conn, error) {
+			return o.cfg.Dial(ctx, agent, p)
+		},
+		Agent:       true,
+		IdleTimeout: idleTimeout,
+	})
 }
 
 // Update applies a snapshot. Requests in flight end as they began.
@@ -108,10 +124,10 @@ func (o *Outbound) SetReachable(agent netip.AddrPort, reachable bool) {
 	defer o.mu.Unlock()
 	if reachable {
 		delete(o.down, agent)
-		o.engine.peers.isBack(agent)
+		o.agents.isBack(agent)
 	} else {
 		o.down[agent] = true
-		o.engine.peers.fellSilent(now, agent)
+		o.agents.fellSilent(now, agent)
 		o.lines.cut(agent)
 	}
 	for _, s := range *o.services.Load() {
@@ -132,7 +148,7 @@ const (
 
 // Run sends the probes that no request triggers, and keeps connections to other agents open, until ctx ends.
 func (o *Outbound) Run(ctx context.Context) error {
-	defer o.engine.peers.closeIdle()
+	defer o.agents.closeIdle()
 	defer o.lines.close()
 	listening := listening{outbound: o, to: map[source]context.CancelFunc{}}
 	defer listening.end()
@@ -144,7 +160,7 @@ func (o *Outbound) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			now := time.Now()
-			o.engine.peers.cutSilent(now)
+			o.agents.cutSilent(now)
 			listening.review(ctx, now)
 			for _, s := range *o.services.Load() {
 				if s.usedSince(now.Add(-inUse)) {
@@ -242,6 +258,3 @@ func shards(p policy.Policy) int {
 	}
 	return runtime.GOMAXPROCS(0)
 }
-
-// Handler returns the proxy's HTTP handler.
-func (o *Outbound) Handler() http.Handler { return http.HandlerFunc(o.engine.serve) }

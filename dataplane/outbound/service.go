@@ -1,6 +1,7 @@
 package outbound
 
 import (
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -45,6 +46,9 @@ func (s *service) update(now time.Time, record *registry.Service) {
 	s.record = record
 	s.fleet.Update(now, record.Endpoints, record.Policy.Scope)
 	next := &inForce{Policy: record.Policy, revision: record.PolicyRevision}
+	if key := &next.Hash.Key; key.Source == policy.KeyHeader {
+		key.Name = strings.ToLower(key.Name) // as fields are looked up
+	}
 	if old := s.policy.Load(); old != nil && old.RetryBudget == next.RetryBudget {
 		next.budget = old.budget
 	} else {

@@ -1,0 +1,161 @@
+package inbound
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/fault"
+	"github.com/headroom-mesh/headroom/dataplane/load"
+	"github.com/headroom-mesh/headroom/dataplane/relay"
+	"github.com/headroom-mesh/headroom/registry"
+)
+
+const (
+	// connectTimeout bounds the connection to a replica. It is on this node: one that does not accept at once is stuck.
+	connectTimeout = time.Second
+	// idleTimeout is how long a connection to a replica stays open without a request. It is shorter than what servers
+	// allow, some only two seconds: a request must not meet a connection that the replica is just closing.
+	idleTimeout = 1500 * time.Millisecond
+)
+
+// target says how a replica is reached.
+func target(e registry.Endpoint, proxyHeader bool) relay.Target {
+	return relay.Target{
+		Name: "replica " + string(e.ID()),
+		Dial: func(ctx context.Context, _ relay.Protocol) (net.Conn, error) {
+			d := net.Dialer{Timeout: connectTimeout}
+			return d.DialContext(ctx, "tcp", e.Address.String())
+		},
+		ProxyHeader: proxyHeader,
+		IdleTimeout: idleTimeout,
+	}
+}
+
+// Begin takes in a call from another agent, which has picked the replica.
+func (in *Inbound) Begin(h relay.Head, now time.Time) relay.Call {
+	d := in.deliveries.Get().(*delivery)
+	d.inbound, d.head, d.begun = in, h, now
+	return d
+}
+
+// delivery is a call from another agent. Deliveries are used again.
+type delivery struct {
+	inbound *Inbound
+	head    relay.Head
+	begun   time.Time
+	flight  Flight
+	scratch [128]byte
+	fields  [1]relay.Field
+}
+
+var _ relay.Call = (*delivery)(nil)
+
+// Waits is false: the replica is here.
+func (d *delivery) Waits() bool { return false }
+
+// Next returns where the replica is. There is no other.
+func (d *delivery) Next(_ context.Context, failed *fault.Error) (relay.Hop, *fault.Error) {
+	if failed != nil {
+		return relay.Hop{}, failed
+	}
+	id, _ := d.head.Field(d.scratch[:0], relay.FieldEndpoint)
+	replica := (*d.inbound.replicas.Load())[registry.EndpointID(id)]
+	if replica == nil {
+		return relay.Hop{}, fault.New(fault.UnknownEndpoint, "there is no replica %q on this node", id)
+	}
+	var scratch [24]byte
+	key, _ := d.head.Field(scratch[:0], relay.FieldKey)
+	k, _ := strconv.ParseUint(string(key), 16, 64)
+	reservation, _ := d.head.Field(d.scratch[:0], relay.FieldReservation)
+	d.flight.begin(d.inbound, replica, d.begun, k, string(reservation))
+	return relay.Hop{To: replica.upstream}, nil
+}
+
+// Answered tells the other agent the load that the replica bears.
+func (d *delivery) Answered(h relay.Answer, now time.Time) ([]relay.Field, *fault.Error) {
+	report := d.flight.Answered(h, now)
+	d.fields[0] = relay.Field{Name: relay.FieldLoad, Value: report.Append(d.scratch[:0])}
+	return d.fields[:], nil
+}
+
+// End counts the call out.
+func (d *delivery) End(e relay.Ending, now time.Time) {
+	d.flight.End(e, now)
+	in := d.inbound
+	*d = delivery{}
+	in.deliveries.Put(d)
+}
+
+// Flight is a call in flight at a replica of this node. The zero value is none.
+type Flight struct {
+	inbound *Inbound
+	replica *Replica
+	slot    *Reservation
+	token   load.Token
+	start   time.Time
+	key     uint64 // 0: none
+	failed  bool   // as the answer says
+}
+
+// Fly counts a call in at a replica, which serves a key, and has a slot reserved for it if that is not "".
+func (in *Inbound) Fly(id registry.EndpointID, now time.Time, key uint64, reservation string) (f Flight, to *relay.Upstream, no *fault.Error) {
+	replica := in.Replica(id)
+	if replica == nil {
+		return f, nil, fault.New(fault.UnknownEndpoint, "there is no replica %q on this node", id)
+	}
+	f.begin(in, replica, now, key, reservation)
+	return f, replica.upstream, nil
+}
+
+func (f *Flight) begin(in *Inbound, r *Replica, now time.Time, key uint64, reservation string) {
+	*f = Flight{inbound: in, replica: r, slot: in.slot(r.line, reservation), token: r.Load.Begin(now), start: now, key: key}
+}
+
+// Answered takes in the head of the response. It returns the replica's load without this call.
+func (f *Flight) Answered(h relay.Answer, now time.Time) load.Report {
+	f.utilized(now, h)
+	f.failed = relay.Failed(h.Status(), h)
+	if !f.failed && f.key != 0 && f.replica.keys != nil {
+		f.replica.keys.Served(f.key)
+	}
+	return f.replica.Load.ReportLeaving(now)
+}
+
+// End counts the call out.
+func (f *Flight) End(e relay.Ending, now time.Time) {
+	if f.replica == nil {
+		return
+	}
+	if e.Trailers != nil {
+		f.utilized(now, e.Trailers)
+		f.failed = f.failed || relay.Failed(0, e.Trailers)
+	}
+	outcome := f.outcome(e.Reason)
+	f.replica.Load.End(now, f.token, outcome)
+	f.replica.metrics.finished(outcome, now.Sub(f.start))
+	if f.replica.line.leave(f.slot) {
+		f.inbound.idle(f.replica.Endpoint.ID(), f.replica.Endpoint.Service)
+	}
+	*f = Flight{}
+}
+
+// outcome says what the end means for the replica: that a caller gave up, for want of time or otherwise, or can't form a
+// request, is not held against it.
+func (f *Flight) outcome(r fault.Reason) load.Outcome {
+	switch {
+	case r == fault.Canceled || r == fault.Timeout || r == fault.BadRequest:
+		return load.Canceled
+	case r != fault.None || f.failed:
+		return load.Failed
+	}
+	return load.OK
+}
+
+// utilized notes what the replica says of itself.
+func (f *Flight) utilized(now time.Time, fields relay.Fields) {
+	if u := reportedUtilization(fields); u > 0 {
+		f.replica.Load.Utilize(now, u)
+	}
+}

@@ -1,0 +1,319 @@
+package outbound
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/balancer"
+	"github.com/headroom-mesh/headroom/dataplane/fault"
+	"github.com/headroom-mesh/headroom/dataplane/inbound"
+	"github.com/headroom-mesh/headroom/dataplane/load"
+	"github.com/headroom-mesh/headroom/dataplane/relay"
+	"github.com/headroom-mesh/headroom/policy"
+	"github.com/headroom-mesh/headroom/registry"
+)
+
+// maxTries bounds the tries of one request; the retry budget bounds those of all (SRE book, ch. 21: three attempts).
+const maxTries = 3
+
+// call is one request on its way out of the agent. Calls are used again.
+type call struct {
+	outbound *Outbound
+	head     relay.Head
+	service  *service
+	refusal  *fault.Error // nil if there is a service
+	start    time.Time
+	tries    int
+	tried    [maxTries]*balancer.Endpoint
+	status   int
+	failed   bool // as the answer says
+
+	// Of the last try.
+
+	placed   bool // and not yet settled
+	answered bool
+	picked   balancer.Picked
+	held     *hold
+	flight   inbound.Flight
+	began    time.Time
+
+	probes  [4]*balancer.Endpoint
+	fields  [3]relay.Field
+	scratch [192]byte
+}
+
+var _ relay.Call = (*call)(nil)
+
+// Router returns the Router of calls that name their service.
+func (o *Outbound) Router() relay.Router { return byName{o} }
+
+// RouterTo returns the Router of calls that can only be meant for one service.
+func (o *Outbound) RouterTo(name registry.ServiceName) relay.Router { return toOne{o, name} }
+
+type byName struct{ *Outbound }
+
+// Begin takes in a call of this node.
+func (r byName) Begin(h relay.Head, now time.Time) relay.Call {
+	c := r.call(h, now)
+	var scratch [128]byte
+	authority := h.Authority(scratch[:0])
+	name, ok := serviceOf(authority)
+	if !ok {
+		c.refusal = fault.New(fault.NotMesh, "host %q is not SERVICE.%s", authority, Domain)
+		return c
+	}
+	c.service = (*r.services.Load())[registry.ServiceName(name)]
+	if c.service == nil {
+		c.refusal = r.unknown(registry.ServiceName(name))
+		return c
+	}
+	c.service.use(now)
+	return c
+}
+
+type toOne struct {
+	*Outbound
+	service registry.ServiceName
+}
+
+// Begin takes in a call of this node.
+func (r toOne) Begin(h relay.Head, now time.Time) relay.Call {
+	c := r.call(h, now)
+	c.service = r.Outbound.service(r.service)
+	if c.service == nil {
+		c.refusal = r.unknown(r.service)
+		return c
+	}
+	c.service.use(now)
+	return c
+}
+
+func (o *Outbound) call(h relay.Head, now time.Time) *call {
+	c := o.calls.Get().(*call)
+	c.outbound, c.head, c.start = o, h, now
+	return c
+}
+
+func (o *Outbound) unknown(name registry.ServiceName) *fault.Error {
+	if !o.updated.Load() {
+		return fault.New(fault.NoRegistry, "this agent has not reached the registry yet, so it knows no services")
+	}
+	return fault.New(fault.UnknownService, "no service %q is registered; `meshctl services` lists those that are", name)
+}
+
+// serviceOf returns the service that an authority names, in authority's own memory.
+func serviceOf(authority []byte) (name []byte, ok bool) {
+	if colon := bytes.LastIndexByte(authority, ':'); colon >= 0 {
+		authority = authority[:colon]
+	}
+	for i, c := range authority {
+		if 'A' <= c && c <= 'Z' {
+			authority[i] = c + 'a' - 'A'
+		}
+	}
+	authority = bytes.TrimSuffix(authority, []byte("."))
+	name, ok = bytes.CutSuffix(authority, []byte("."+Domain))
+	return name, ok && len(name) > 0
+}
+
+// Waits reports whether the rule asks replicas before it places a request.
+func (c *call) Waits() bool { return c.service != nil && c.service.balancer.Load().Asks() }
+
+// Next picks a replica that was not tried yet.
+func (c *call) Next(ctx context.Context, failed *fault.Error) (relay.Hop, *fault.Error) {
+	if c.refusal != nil {
+		return relay.Hop{}, c.refusal
+	}
+	if failed != nil {
+		now := time.Now()
+		c.flight.End(relay.Ending{Reason: failed.Reason}, now)
+		c.settle(now, outcomeOf(failed.Reason))
+		if no := c.mayRetry(failed); no != nil {
+			return relay.Hop{}, no
+		}
+	}
+	if limit := c.deadline(); !limit.IsZero() && c.Waits() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, limit)
+		defer cancel()
+	}
+	if err := c.pick(ctx); err != nil {
+		return relay.Hop{}, pickFault(ctx, c.service.name, err, failed)
+	}
+	c.tried[c.tries] = c.picked.Endpoint
+	c.tries++
+	return c.hop(ctx)
+}
+
+func (c *call) deadline() time.Time {
+	limit := c.service.policy.Load().Timeout
+	if limit == 0 {
+		return time.Time{}
+	}
+	return c.start.Add(limit)
+}
+
+// mayRetry returns the fault to answer with if the call is not to be sent again after one.
+func (c *call) mayRetry(failed *fault.Error) *fault.Error {
+	switch {
+	case !failed.Reason.Unsent():
+		return failed
+	case c.tries == maxTries || !c.service.retry():
+		return fault.New(fault.RetriesExhausted, "no connection, and no retry left after try %d: %s", c.tries, failed.Detail)
+	}
+	return nil
+}
+
+// retry asks the service's budget for a retry.
+func (s *service) retry() bool {
+	if !s.policy.Load().budget.Withdraw(time.Now()) {
+		s.metrics.budgetExhausted.Inc()
+		return false
+	}
+	s.retries.Add(1)
+	s.metrics.retries.Inc()
+	return true
+}
+
+// hop returns where the picked replica is: on this node, or behind the agent of its own.
+func (c *call) hop(ctx context.Context) (relay.Hop, *fault.Error) {
+	p := c.service.policy.Load()
+	hop := relay.Hop{Deadline: c.deadline(), Forwarded: p.Forwarded}
+	key, record := c.key(), c.picked.Endpoint.Record()
+	if record.Node != c.outbound.cfg.Node {
+		hop.To, hop.Fields = c.outbound.agents.to(record.Agent), c.agentFields(key)
+		return hop, nil
+	}
+	var no *fault.Error
+	c.flight, hop.To, no = c.outbound.cfg.Inbound.Fly(c.picked.Endpoint.ID, c.began, key, c.held.id())
+	c.release()
+	if no != nil { // it has just left
+		return c.Next(ctx, no)
+	}
+	return hop, nil
+}
+
+// key returns the hash of the call's key if the replica is to know it, else 0.
+func (c *call) key() uint64 {
+	b := c.service.balancer.Load()
+	if b.Policy.Balancer != policy.BalancerPrequalSync {
+		return 0
+	}
+	if req := keyOf(c.head, &b.Policy); req.Keyed {
+		return req.Key
+	}
+	return 0
+}
+
+// agentFields tells the replica's agent what it must know.
+func (c *call) agentFields(key uint64) []relay.Field {
+	b := append(c.scratch[:0], c.picked.Endpoint.ID...)
+	fields := append(c.fields[:0], relay.Field{Name: relay.FieldEndpoint, Value: b})
+	if key != 0 {
+		at := len(b)
+		b = strconv.AppendUint(b, key, 16)
+		fields = append(fields, relay.Field{Name: relay.FieldKey, Value: b[at:]})
+	}
+	if c.held != nil {
+		fields = append(fields, relay.Field{Name: relay.FieldReservation, Value: []byte(c.held.reservation)})
+	}
+	return fields
+}
+
+// release gives up the slot of the try, unless the request has claimed it.
+func (c *call) release() {
+	c.held.release()
+	c.held = nil
+}
+
+// Answered takes in the head of the response: the load of the replica, or what its agent says.
+func (c *call) Answered(h relay.Answer, now time.Time) ([]relay.Field, *fault.Error) {
+	report, known, failed := c.received(h, now)
+	c.release()
+	if failed != nil {
+		return nil, failed
+	}
+	if known {
+		c.picked.Responded(now, now.Sub(c.began), &report)
+	} else {
+		c.picked.Responded(now, now.Sub(c.began), nil)
+	}
+	c.answered, c.status = true, h.Status()
+	c.failed = relay.Failed(c.status, h)
+	return nil, nil
+}
+
+func (c *call) received(h relay.Answer, now time.Time) (report load.Report, known bool, failed *fault.Error) {
+	if c.picked.Endpoint.Record().Node == c.outbound.cfg.Node {
+		return c.flight.Answered(h, now), true, nil
+	}
+	var scratch [128]byte
+	if reason, ok := h.Field(scratch[:0], relay.FieldReason); ok {
+		return report, false, faultOf(h, fault.Reason(reason))
+	}
+	text, ok := h.Field(scratch[:0], relay.FieldLoad)
+	if !ok {
+		return report, false, nil
+	}
+	report, err := load.ParseReport(text)
+	return report, err == nil, nil
+}
+
+// faultOf returns what the agent of the replica says.
+func faultOf(h relay.Answer, reason fault.Reason) *fault.Error {
+	if !reason.Known() || reason == fault.None || reason == fault.Canceled { // we are still here
+		reason = fault.Reset
+	}
+	detail, _ := h.Field(nil, relay.FieldDetail)
+	return &fault.Error{Reason: reason, Detail: string(detail)}
+}
+
+// settle ends the last try, if there is one that has not ended.
+func (c *call) settle(now time.Time, outcome balancer.Outcome) {
+	if !c.placed {
+		return
+	}
+	c.placed = false
+	c.release()
+	c.picked.Done(now, outcome)
+}
+
+// End accounts for the call.
+func (c *call) End(e relay.Ending, now time.Time) {
+	if e.Trailers != nil {
+		c.failed = c.failed || relay.Failed(0, e.Trailers)
+	}
+	c.flight.End(e, now)
+	outcome := outcomeOf(e.Reason)
+	if outcome == balancer.Succeeded && c.failed {
+		outcome = balancer.Failed
+	}
+	c.settle(now, outcome)
+	if !c.answered {
+		c.status = e.Reason.Status()
+	}
+	c.account(e.Reason, now)
+	o := c.outbound
+	*c = call{}
+	o.calls.Put(c)
+}
+
+func outcomeOf(r fault.Reason) balancer.Outcome {
+	switch {
+	case r == fault.None:
+		return balancer.Succeeded
+	case r == fault.Canceled || r == fault.BadRequest:
+		return balancer.Abandoned
+	case r.Unsent() || r == fault.RetriesExhausted:
+		return balancer.Unconnected
+	}
+	return balancer.Failed
+}
+
+// notTried leaves those out that the call was sent to in vain.
+func (c *call) notTried(targets []*balancer.Endpoint) []*balancer.Endpoint {
+	return slices.DeleteFunc(targets, func(e *balancer.Endpoint) bool { return slices.Contains(c.tried[:c.tries], e) })
+}
