@@ -3,11 +3,14 @@ package relay
 import (
 	"context"
 	"net"
+	"sync"
 	"time"
 )
 
 // Target says what an Upstream is.
 type Target struct {
+	// Name is what messages call it.
+	Name string
 	// Dial connects for a protocol, which is never Unknown. It need not be quick.
 	Dial func(ctx context.Context, p Protocol) (net.Conn, error)
 	// Speaks is the only protocol that the other end is known to understand. Default: whichever the caller speaks.
@@ -20,16 +23,124 @@ type Target struct {
 	IdleTimeout time.Duration
 }
 
+// maxIdle bounds the connections that an Upstream keeps for later.
+const maxIdle = 1024
+
 // Upstream is where calls are sent: a replica, or an agent. It keeps connections open from one call to the next.
 type Upstream struct {
 	target Target
+	engine *Engine
+
+	mu sync.Mutex
+	// mu guards the fields below.
+
+	idle []*upstreamConn // the one used last is at the end
+	open map[*upstreamConn]bool
 }
 
-// NewUpstream returns an Upstream without connections.
-func NewUpstream(t Target) *Upstream { return &Upstream{target: t} }
+// upstreamConn is a connection for one call at a time.
+type upstreamConn struct {
+	*socket
+	upstream *Upstream
+	used     time.Time // last
+}
+
+// idleConn returns a connection that can be used again, nil if there is none.
+func (u *Upstream) idleConn() *upstreamConn {
+	for {
+		u.mu.Lock()
+		last := len(u.idle) - 1
+		if last < 0 {
+			u.mu.Unlock()
+			return nil
+		}
+		c := u.idle[last]
+		u.idle[last] = nil
+		u.idle = u.idle[:last]
+		u.mu.Unlock()
+		if c.quiet() {
+			return c
+		}
+		c.drop()
+	}
+}
+
+// dial makes a new connection.
+func (u *Upstream) dial(ctx context.Context, p Protocol) (*upstreamConn, error) {
+	raw, err := u.target.Dial(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	u.engine.metrics.connected.Inc()
+	c := &upstreamConn{socket: newSocket(raw), upstream: u}
+	u.mu.Lock()
+	first := len(u.open) == 0
+	if u.open == nil {
+		u.open = map[*upstreamConn]bool{}
+	}
+	u.open[c] = true
+	u.mu.Unlock()
+	if first {
+		u.engine.register(u)
+	}
+	return c, nil
+}
+
+// keep puts the connection by for the next call.
+func (c *upstreamConn) keep(now time.Time) {
+	c.used = now
+	u := c.upstream
+	u.mu.Lock()
+	fits := len(u.idle) < maxIdle && u.open[c]
+	if fits {
+		u.idle = append(u.idle, c)
+	}
+	u.mu.Unlock()
+	if !fits {
+		c.drop()
+	}
+}
+
+// drop closes the connection for good.
+func (c *upstreamConn) drop() {
+	u := c.upstream
+	u.mu.Lock()
+	delete(u.open, c)
+	u.mu.Unlock()
+	c.Close()
+}
 
 // CloseIdle closes the connections that no call uses.
-func (u *Upstream) CloseIdle() {}
+func (u *Upstream) CloseIdle() { u.closeIdleSince(time.Now().Add(time.Hour)) }
+
+// closeIdleSince closes the connections that no call has used since a moment.
+func (u *Upstream) closeIdleSince(t time.Time) {
+	u.mu.Lock()
+	n := 0
+	for n < len(u.idle) && u.idle[n].used.Before(t) { // they are in the order of their last use
+		n++
+	}
+	old := append([]*upstreamConn(nil), u.idle[:n]...)
+	u.idle = append(u.idle[:0], u.idle[n:]...)
+	u.mu.Unlock()
+	for _, c := range old {
+		c.drop()
+	}
+}
 
 // Cut closes all connections: the calls on them fail.
-func (u *Upstream) Cut() {}
+func (u *Upstream) Cut() {
+	u.mu.Lock()
+	all := u.open
+	u.open, u.idle = nil, nil
+	u.mu.Unlock()
+	for c := range all {
+		c.Close()
+	}
+}
+
+func (u *Upstream) empty() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return len(u.open) == 0
+}

@@ -1,0 +1,359 @@
+package relay
+
+import (
+	"errors"
+	"io"
+	"os"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/fault"
+	"github.com/headroom-mesh/headroom/dataplane/h1"
+	"github.com/headroom-mesh/headroom/policy"
+)
+
+// maxVisits is how often a request may come through the mesh before that counts as a loop.
+const maxVisits = 10
+
+const viaUs = "1.1 headroom"
+
+// looped reports whether the request has gone around in circles.
+func (s *session) looped() bool {
+	if s.entry.Agents {
+		return false
+	}
+	n := 0
+	for i := range s.head.Fields {
+		if f := &s.head.Fields[i]; len(f.Name) == 3 && h1.Is(f.Name, "via") && string(f.Value) == viaUs {
+			n++
+		}
+	}
+	return n >= maxVisits
+}
+
+// appendHead appends the head of the request as the next station sees it.
+func (s *session) appendHead(dst []byte, hop *Hop) []byte {
+	dst = s.head.Append(dst)
+	if !s.entry.Agents {
+		dst = append(dst, "Via: "+viaUs+"\r\n"...)
+	}
+	if hop.Forwarded != "" && hop.Forwarded != policy.ForwardedNone {
+		dst = s.appendForwarded(dst, hop.Forwarded)
+	}
+	return append(appendFields(dst, hop.Fields), "\r\n"...)
+}
+
+func appendFields(dst []byte, fields []Field) []byte {
+	for _, f := range fields {
+		dst = h1.AppendField(dst, f.Name, f.Value)
+	}
+	return dst
+}
+
+// appendForwarded tells the replica where the caller is. A list may be spread over several fields.
+func (s *session) appendForwarded(dst []byte, how policy.Forwarded) []byte {
+	if how == policy.ForwardedRFC {
+		dst = append(dst, "Forwarded: for="...)
+		if s.source.Addr().Is4() {
+			dst = s.source.Addr().AppendTo(dst)
+		} else {
+			dst = append(dst, `"[`...)
+			dst = s.source.Addr().AppendTo(dst)
+			dst = append(dst, `]"`...)
+		}
+		return append(dst, ";proto=http\r\n"...)
+	}
+	dst = append(dst, "X-Forwarded-For: "...)
+	dst = s.source.Addr().AppendTo(dst)
+	dst = append(dst, "\r\n"...)
+	if _, ok := s.head.Field(nil, "x-forwarded-proto"); !ok {
+		dst = append(dst, "X-Forwarded-Proto: http\r\n"...)
+	}
+	if _, ok := s.head.Field(nil, "x-forwarded-host"); !ok {
+		dst = h1.AppendField(dst, "X-Forwarded-Host", s.head.Request.Authority)
+	}
+	return dst
+}
+
+// upload sends the rest of the request's body.
+func (x *exchange) upload() {
+	s := x.session
+	for !s.body.done {
+		if s.in.r == s.in.w && x.spliceUp() {
+			return
+		}
+		if err := s.in.fill(s.conn); err != nil {
+			x.callerFails(err)
+			return
+		}
+		out, err := s.body.appendAvailable(s.up1[:0], &s.in)
+		if err != nil {
+			x.callerFails(err)
+			return
+		}
+		if s.body.done {
+			out = s.body.appendEnd(out)
+		}
+		s.up1 = out
+		if len(out) == 0 {
+			continue
+		}
+		if _, err := x.up.Write(out); err != nil {
+			return // the answer tells, or that there is none
+		}
+	}
+}
+
+// worthSplicing is the length from which a body goes from socket to socket inside the kernel.
+const worthSplicing = 128 << 10
+
+// spliceUp lets the kernel move the rest of the body. It returns false if that is not possible.
+func (x *exchange) spliceUp() bool {
+	s := x.session
+	if s.body.framing != h1.Length || s.body.left < worthSplicing || s.conn.plain == nil || x.up.plain == nil || len(s.body.kept) < keptLimit/2 {
+		return false
+	}
+	s.body.spilt = true
+	n, err := x.up.plain.ReadFrom(&io.LimitedReader{R: s.conn.plain, N: s.body.left})
+	s.body.left -= n
+	s.body.done = s.body.left == 0
+	if err == nil && !s.body.done {
+		x.callerFails(io.ErrUnexpectedEOF)
+	}
+	return true
+}
+
+// callerFails notes that the rest of the body will never come, and ends the wait for the answer.
+func (x *exchange) callerFails(err error) {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return // it is not wanted any more
+	}
+	x.callers = callersFault(err)
+	x.up.SetReadDeadline(past())
+}
+
+// stopUpload ends the upload: after it the session alone reads the caller's connection.
+func (x *exchange) stopUpload() {
+	if !x.uploading {
+		return
+	}
+	select {
+	case <-x.uploaded:
+	default:
+		x.conn.SetReadDeadline(past())
+		x.up.SetWriteDeadline(past())
+		<-x.uploaded
+		x.conn.SetReadDeadline(time.Time{})
+	}
+}
+
+// endUpload ends the upload, and reports whether the body was sent to its end.
+func (x *exchange) endUpload() bool {
+	x.stopUpload()
+	return x.body.done
+}
+
+// pass passes the answer on to the caller.
+func (x *exchange) pass(fields []Field) Ending {
+	s := x.session
+	framing := s.resp.Framing
+	if framing == h1.Chunked || framing == h1.UntilClose {
+		framing = h1.Chunked
+		if s.head.Minor == 0 {
+			framing = h1.UntilClose
+		}
+	}
+	x.keep = s.head.KeepAlive && framing != h1.UntilClose && !s.ending.Load() && (!x.uploading || x.isUploaded())
+	out := s.resp.Append(s.out[:0], framing)
+	out = appendFields(out, fields)
+	switch {
+	case !x.keep:
+		out = append(out, "Connection: close\r\n"...)
+	case s.head.Minor == 0:
+		out = append(out, "Connection: keep-alive\r\n"...)
+	}
+	s.out = append(out, "\r\n"...)
+	return x.passBody(framing)
+}
+
+func (x *exchange) isUploaded() bool {
+	select {
+	case <-x.uploaded:
+		return x.body.done
+	default:
+		return false
+	}
+}
+
+// passBody passes on the body, after what s.out holds.
+func (x *exchange) passBody(framing h1.Framing) Ending {
+	s := x.session
+	var err error
+	switch s.resp.Framing {
+	case h1.None:
+		err = x.flush()
+	case h1.Length:
+		err = x.passLength(s.resp.Length)
+	case h1.Chunked:
+		s.reply.Reset()
+		err = x.passChunked(framing)
+	default:
+		err = x.passRest(framing)
+	}
+	return x.ending(err)
+}
+
+// errCaller is what is wrong if the caller does not take its answer.
+var errCaller = errors.New("the caller is gone")
+
+func (x *exchange) flush() error {
+	if len(x.out) == 0 {
+		return nil
+	}
+	_, err := x.conn.Write(x.out)
+	x.session.out = x.out[:0]
+	if err != nil {
+		return errCaller
+	}
+	return nil
+}
+
+// passLength passes on a body of a length.
+func (x *exchange) passLength(left int64) error {
+	s := x.session
+	for {
+		data := s.up.bytes()
+		if int64(len(data)) > left {
+			data = data[:left]
+		}
+		left -= int64(len(data))
+		if len(s.out)+len(data) <= cap(s.out) {
+			s.out = append(s.out, data...)
+			data = nil
+		}
+		s.up.use(min(len(s.up.bytes()), cap(s.up.b)))
+		if err := x.flushAnd(data); err != nil {
+			return err
+		}
+		if left == 0 {
+			return nil
+		}
+		if left >= worthSplicing && s.conn.plain != nil && x.up.plain != nil {
+			return x.spliceDown(left)
+		}
+		if err := s.up.fill(x.up.socket); err != nil {
+			return err
+		}
+	}
+}
+
+// flushAnd writes what was gathered, and then data.
+func (x *exchange) flushAnd(data []byte) error {
+	if err := x.flush(); err != nil || len(data) == 0 {
+		return err
+	}
+	if _, err := x.conn.Write(data); err != nil {
+		return errCaller
+	}
+	return nil
+}
+
+// spliceDown lets the kernel move the rest of the body.
+func (x *exchange) spliceDown(left int64) error {
+	n, err := x.conn.plain.ReadFrom(&io.LimitedReader{R: x.up.plain, N: left})
+	switch {
+	case err != nil && x.conn.hungUp():
+		return errCaller
+	case err != nil:
+		return err
+	case n < left:
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+
+// passChunked passes on a chunked body, each chunk as it comes.
+func (x *exchange) passChunked(framing h1.Framing) error {
+	s := x.session
+	for {
+		data, n, done, err := s.reply.Next(s.up.bytes())
+		if err != nil {
+			return err
+		}
+		s.out = appendPiece(s.out, data, framing)
+		s.up.use(n)
+		if done {
+			if framing == h1.Chunked {
+				s.out = s.reply.AppendEnd(s.out)
+			}
+			return x.flush()
+		}
+		if n > 0 && len(s.out) < bufferSize {
+			continue
+		}
+		if err := x.flush(); err != nil {
+			return err
+		}
+		if n == 0 {
+			if err := s.up.fill(x.up.socket); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func appendPiece(dst, data []byte, framing h1.Framing) []byte {
+	if len(data) == 0 || framing != h1.Chunked {
+		return append(dst, data...)
+	}
+	dst = h1.AppendChunk(dst, len(data))
+	dst = append(dst, data...)
+	return append(dst, "\r\n"...)
+}
+
+// passRest passes on a body that ends with the connection.
+func (x *exchange) passRest(framing h1.Framing) error {
+	s := x.session
+	for {
+		s.out = appendPiece(s.out, s.up.bytes(), framing)
+		s.up.use(len(s.up.bytes()))
+		if err := x.flush(); err != nil {
+			return err
+		}
+		err := s.up.fill(x.up.socket)
+		if errors.Is(err, io.EOF) {
+			if framing == h1.Chunked {
+				s.out = append(s.out, "0\r\n\r\n"...)
+			}
+			return x.flush()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// ending returns how the answer ended.
+func (x *exchange) ending(err error) Ending {
+	e := Ending{}
+	if x.resp.Framing == h1.Chunked && len(x.reply.Trailers()) > 0 {
+		e.Trailers = &x.reply
+	}
+	switch {
+	case err == nil:
+		x.whole = true
+	case errors.Is(err, errCaller) || x.isGone() || x.conn.hungUp():
+		e.Reason = fault.Canceled
+		if !x.hop.Deadline.IsZero() && !time.Now().Before(x.hop.Deadline) {
+			e.Reason = fault.Timeout
+		}
+	case !x.hop.Deadline.IsZero() && errors.Is(err, os.ErrDeadlineExceeded):
+		e.Reason = fault.Timeout
+	default:
+		e.Reason = fault.Reset
+		x.stopUpload()
+		if x.callers != nil {
+			e.Reason = fault.Canceled
+		}
+	}
+	return e
+}

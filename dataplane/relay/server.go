@@ -1,0 +1,143 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// Entry is where calls come from.
+type Entry struct {
+	Router Router
+	// Protocol is what callers speak. Default: their first bytes tell.
+	Protocol Protocol
+	// Agents is whether the callers are other agents.
+	Agents bool
+	// Explicit is whether calls name their destination themselves.
+	Explicit bool
+	// IdleTimeout is how long a connection stays open without a call. Default 2m.
+	IdleTimeout time.Duration
+}
+
+// Serve serves the connections of l until ctx ends, then takes no new calls, lets those in flight finish, and returns. It is
+// an error if some had to be cut off.
+func (e *Engine) Serve(ctx context.Context, l net.Listener, entry Entry) error {
+	if entry.IdleTimeout == 0 {
+		entry.IdleTimeout = 2 * time.Minute
+	}
+	s := &server{engine: e, entry: entry, sessions: map[*session]bool{}}
+	defer s.wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.wg.Go(func() {
+		<-ctx.Done()
+		l.Close()
+		s.drain()
+	})
+	failed := s.accept(ctx, l)
+	return errors.Join(failed, s.wait())
+}
+
+// server is the callers of one listener.
+type server struct {
+	engine *Engine
+	entry  Entry
+	wg     sync.WaitGroup
+
+	mu sync.Mutex
+	// mu guards the fields below.
+
+	draining bool
+	sessions map[*session]bool
+	emptied  chan struct{} // closed when draining and without sessions
+}
+
+// accept takes connections until ctx ends. Whatever goes wrong while the listener is open may pass, such as a want of file
+// descriptors: it tries again, ever more slowly.
+func (s *server) accept(ctx context.Context, l net.Listener) error {
+	pause := 5 * time.Millisecond
+	for {
+		c, err := l.Accept()
+		switch {
+		case err == nil:
+			pause = 5 * time.Millisecond
+			s.take(c)
+			continue
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, net.ErrClosed):
+			return fmt.Errorf("accept connections: %w", err)
+		}
+		s.engine.cfg.Log.Warn("can't accept connections, trying again", "err", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, time.Second)
+	}
+}
+
+func (s *server) take(c net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		c.Close()
+		return
+	}
+	x := newSession(s, c)
+	s.sessions[x] = true
+	s.engine.metrics.accepted.Inc()
+	s.engine.metrics.open.Inc()
+	s.wg.Go(func() {
+		x.run()
+		s.left(x)
+	})
+}
+
+func (s *server) left(x *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sessions, x)
+	s.engine.metrics.open.Dec()
+	if s.draining && len(s.sessions) == 0 {
+		close(s.emptied)
+	}
+}
+
+// drain closes the connections that wait for a call, and lets the others end after the one that they carry.
+func (s *server) drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return
+	}
+	s.draining, s.emptied = true, make(chan struct{})
+	if len(s.sessions) == 0 {
+		close(s.emptied)
+	}
+	for x := range s.sessions {
+		x.drain()
+	}
+}
+
+// wait waits for the calls in flight, which it cuts off in the end.
+func (s *server) wait() error {
+	limit := time.NewTimer(s.engine.cfg.DrainTimeout)
+	defer limit.Stop()
+	s.drain()
+	select {
+	case <-s.emptied:
+		return nil
+	case <-limit.C:
+	}
+	s.mu.Lock()
+	for x := range s.sessions {
+		x.cutOff()
+	}
+	s.mu.Unlock()
+	<-s.emptied
+	return errors.New("calls still in flight at the end of the drain time were cut off")
+}

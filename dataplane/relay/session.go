@@ -1,0 +1,231 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/fault"
+	"github.com/headroom-mesh/headroom/dataplane/h1"
+)
+
+// session is a caller's connection. It has one goroutine, and while it waits for a call no memory but that.
+type session struct {
+	server *server
+	engine *Engine
+	entry  *Entry
+	conn   *socket
+	source netip.AddrPort
+	place  *place
+	*work  // nil while there is no call
+
+	readFirst func(fd uintptr) bool
+	firstErr  error
+
+	ending atomic.Bool // after the call under way
+
+	mu sync.Mutex
+	// mu guards the fields below.
+
+	upstream *upstreamConn // on which an answer is awaited
+	cancel   func()        // ends what waits for something else
+	hungUp   bool          // the caller is gone, or the connection is to be cut off
+}
+
+func newSession(s *server, c net.Conn) *session {
+	x := &session{server: s, engine: s.engine, entry: &s.entry, conn: newSocket(c)}
+	x.source = addrPort(c.RemoteAddr())
+	x.readFirst = x.tryFirst
+	x.place = x.engine.watch.enter(x)
+	return x
+}
+
+func addrPort(a net.Addr) netip.AddrPort {
+	if tcp, ok := a.(*net.TCPAddr); ok {
+		ap := tcp.AddrPort()
+		return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+	}
+	ap, _ := netip.ParseAddrPort(a.String())
+	return ap
+}
+
+// run serves the connection to its end.
+func (s *session) run() {
+	defer s.engine.watch.leave(s.place)
+	defer s.conn.Close()
+	defer s.release()
+	for s.next() {
+		if s.in.r == s.in.w {
+			s.release()
+		}
+	}
+}
+
+func (s *session) release() {
+	if s.work != nil {
+		s.work.reset()
+		s.engine.works.Put(s.work)
+		s.work = nil
+	}
+}
+
+func (s *session) acquire() {
+	if s.work == nil {
+		s.work = s.engine.works.Get().(*work)
+	}
+}
+
+// drain lets the connection end after the call under way.
+func (s *session) drain() {
+	s.ending.Store(true)
+	if word := s.place.word.Load(); word%states == idle && s.place.end(word) {
+		s.conn.Close()
+	}
+}
+
+// cutOff ends the connection, whatever is under way.
+func (s *session) cutOff() {
+	s.conn.Close()
+	s.hangUp()
+}
+
+// hangUp ends the call under way: nobody waits for it.
+func (s *session) hangUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hungUp = true
+	if s.upstream != nil {
+		s.upstream.SetDeadline(past())
+	}
+	if s.cancel != nil {
+		s.cancel()
+	}
+}
+
+// waitsOn lets hangUp end what waits for c. It returns false if the caller is gone already.
+func (s *session) waitsOn(c *upstreamConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.upstream = c
+	return !s.hungUp
+}
+
+// cancelable returns a context that ends when the caller is gone.
+func (s *session) cancelable() (context.Context, func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cancel = cancel
+	if s.hungUp {
+		cancel()
+	}
+	return ctx, func() {
+		s.mu.Lock()
+		s.cancel = nil
+		s.mu.Unlock()
+		cancel()
+	}
+}
+
+func (s *session) isGone() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hungUp
+}
+
+// next serves the next request. It returns false if it was the last on this connection.
+func (s *session) next() bool {
+	if !s.awaitFirst() {
+		return false
+	}
+	n, err := s.readHead()
+	if err != nil {
+		s.refuseMalformed(err)
+		return false
+	}
+	s.in.hold(n)
+	s.head.source = s.source
+	defer s.in.free()
+	return s.serve(time.Now())
+}
+
+// awaitFirst waits for the first bytes of a request. Until they come it holds no buffer.
+func (s *session) awaitFirst() bool {
+	if s.work != nil && s.in.w > s.in.r {
+		return s.place.waits(head, time.Now())
+	}
+	if s.ending.Load() || !s.place.waits(idle, time.Now()) || s.ending.Load() {
+		return false
+	}
+	var err error
+	if s.conn.plain != nil {
+		err = s.conn.raw.Read(s.readFirst)
+		if err == nil {
+			err = s.firstErr
+		}
+	} else {
+		s.acquire()
+		err = s.in.fill(s.conn)
+	}
+	return err == nil && s.place.waits(head, time.Now())
+}
+
+// tryFirst reads without waiting. It returns false if there is nothing yet.
+func (s *session) tryFirst(fd uintptr) bool {
+	s.acquire()
+	n, err, done := readNow(fd, s.in.b)
+	if !done {
+		s.release()
+		return false
+	}
+	s.in.w, s.firstErr = n, err
+	return true
+}
+
+// readHead reads a head, and returns its length.
+func (s *session) readHead() (int, error) {
+	for {
+		n, err := s.head.Parse(s.in.bytes())
+		if n > 0 || err != nil {
+			return n, err
+		}
+		if err := s.in.fill(s.conn); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// refuseMalformed answers what is no request.
+func (s *session) refuseMalformed(err error) {
+	malformed, ok := errors.AsType[*h1.Error](err)
+	if !ok {
+		if s.place.word.Load()%states == over && errors.Is(err, os.ErrDeadlineExceeded) {
+			s.conn.Write([]byte("HTTP/1.1 408 Request Timeout\r\n" + fault.Header + ": " + string(fault.BadRequest) + "\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"))
+		}
+		return // the caller is gone
+	}
+	s.place.waits(nothing, time.Now())
+	s.answerFault(&fault.Error{Reason: fault.BadRequest, Detail: "the request is malformed: " + malformed.Detail, Code: malformed.Status}, false, false)
+	s.linger()
+}
+
+const (
+	lingerTime  = 500 * time.Millisecond
+	lingerBytes = 1 << 20
+)
+
+// linger reads on for a little, as closing a connection with bytes unread might take the answer away from the caller.
+func (s *session) linger() {
+	s.place.waits(nothing, time.Now())
+	if s.conn.closeWrite() != nil {
+		return
+	}
+	s.conn.SetReadDeadline(time.Now().Add(lingerTime))
+	io.CopyN(io.Discard, struct{ io.Reader }{s.conn}, lingerBytes)
+}
