@@ -77,6 +77,9 @@ func (s *Set) closest(now time.Time) time.Time {
 	return now
 }
 
+// Leaf returns the certificate itself.
+func (s *Set) Leaf() *x509.Certificate { return s.certificate.Leaf }
+
 // Expired reports whether others refuse the certificate for its age.
 func (s *Set) Expired(now time.Time) bool { return now.After(s.Expires) }
 

@@ -2,6 +2,7 @@ package identity
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,9 @@ type Loader func(now time.Time) (*Set, error)
 
 // Config configures a Source.
 type Config struct {
-	Load    Loader
+	Load Loader
+	// Poll is how often to look for changes. Default 2s.
+	Poll    time.Duration
 	Log     *slog.Logger          // nil: no logs
 	Metrics prometheus.Registerer // nil: not exported
 }
@@ -41,6 +44,7 @@ type Config struct {
 // Source has the identity of this agent, always the latest. It is safe for concurrent use.
 type Source struct {
 	load    Loader
+	poll    time.Duration
 	log     *slog.Logger
 	metrics *metrics
 	current atomic.Pointer[Set]
@@ -60,7 +64,7 @@ func New(cfg Config) (*Source, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Source{load: cfg.Load, log: cfg.Log}
+	s := &Source{load: cfg.Load, poll: cmp.Or(cfg.Poll, pollEvery), log: cfg.Log}
 	s.current.Store(set)
 	s.metrics = newMetrics(cfg.Metrics, func() float64 { return time.Until(s.Current().Expires).Seconds() })
 	return s, nil
@@ -80,7 +84,7 @@ func (s *Source) Ready(now time.Time) (note string, err error) {
 
 // Run looks for changes until ctx ends.
 func (s *Source) Run(ctx context.Context) error {
-	tick := time.NewTicker(pollEvery)
+	tick := time.NewTicker(s.poll)
 	defer tick.Stop()
 	s.remind(time.Now())
 	for {

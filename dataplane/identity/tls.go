@@ -11,7 +11,7 @@ import (
 // Server returns the configuration of the end that is dialled. It is to be kept: the keys of session tickets are part of
 // it, which change every day.
 func (s *Source) Server(protocols ...string) *tls.Config {
-	c := s.common(protocols)
+	c := common(protocols)
 	c.ClientAuth = tls.RequireAnyClientCert
 	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &s.Current().certificate, nil }
 	c.VerifyConnection = func(state tls.ConnectionState) error {
@@ -22,15 +22,14 @@ func (s *Source) Server(protocols ...string) *tls.Config {
 }
 
 // Client returns the configuration for one connection to an agent that has one of the names.
-func (s *Source) Client(protocol string, want Names) *tls.Config {
-	set := s.Current()
-	c := s.common([]string{protocol})
-	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &set.certificate, nil }
-	c.ClientSessionCache = set.sessions
+func (s *Set) Client(protocol string, want Names) *tls.Config {
+	c := common([]string{protocol})
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &s.certificate, nil }
+	c.ClientSessionCache = s.sessions
 	// Names of machines say nothing here: what counts is verified below.
 	c.InsecureSkipVerify = true
 	c.VerifyConnection = func(state tls.ConnectionState) error {
-		_, err := set.verify(state.PeerCertificates, want, time.Now())
+		_, err := s.verify(state.PeerCertificates, want, time.Now())
 		return err
 	}
 	return c
@@ -38,7 +37,7 @@ func (s *Source) Client(protocol string, want Names) *tls.Config {
 
 // common is the part that both ends share. VerifyConnection is called for resumed sessions too, VerifyPeerCertificate
 // would not be.
-func (s *Source) common(protocols []string) *tls.Config {
+func common(protocols []string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		NextProtos: protocols,

@@ -25,6 +25,7 @@ type Mux struct {
 	metrics   *metrics
 	listeners map[Protocol]*listener // fixed once Run begins
 	atOnce    int                    // handshakes
+	told      told
 }
 
 // NewMux returns a Mux whose connections t accepts. A nil log discards, nil metrics are kept from no one.
@@ -107,7 +108,7 @@ func (m *Mux) handshake(ctx context.Context, raw net.Conn) {
 	c, p, err := m.transport.Accept(ctx, raw)
 	if err != nil {
 		m.metrics.failed()
-		m.log.Debug("refused a connection", "peer", raw.RemoteAddr(), "err", err)
+		m.tell(raw.RemoteAddr(), err)
 		return
 	}
 	if l := m.listeners[p]; l == nil || !l.offer(c) {
@@ -117,6 +118,48 @@ func (m *Mux) handshake(ctx context.Context, raw net.Conn) {
 		return
 	}
 	m.metrics.accepted(p)
+}
+
+// tell logs why a connection was refused: aloud if somebody has to do something, but not each time.
+func (m *Mux) tell(peer net.Addr, err error) {
+	level := slog.LevelDebug
+	if r, ok := errors.AsType[*Refusal](err); ok && m.told.isNews(host(peer)+r.reason, time.Now()) {
+		level = slog.LevelWarn
+	}
+	m.log.Log(context.Background(), level, "refused a connection", "peer", peer, "err", err)
+}
+
+func host(a net.Addr) string {
+	if h, _, err := net.SplitHostPort(a.String()); err == nil {
+		return h
+	}
+	return a.String()
+}
+
+// told is what was said lately.
+type told struct {
+	mu sync.Mutex
+	// mu guards the field below.
+	at map[string]time.Time
+}
+
+const (
+	sayAgain = time.Minute
+	maxTold  = 1000
+)
+
+// isNews reports whether something was not said within the last minute, and notes that it is now.
+func (t *told) isNews(what string, now time.Time) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if last, ok := t.at[what]; ok && now.Sub(last) < sayAgain {
+		return false
+	}
+	if t.at == nil || len(t.at) >= maxTold {
+		t.at = map[string]time.Time{}
+	}
+	t.at[what] = now
+	return true
 }
 
 func (m *Mux) close() {

@@ -21,13 +21,9 @@ var errPreface = errors.New("not an agent of a compatible version of headroom")
 
 // Dial connects to an agent for one protocol.
 func (Plain) Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error) {
-	d := net.Dialer{KeepAliveConfig: keepAlive()}
-	c, err := d.DialContext(ctx, "tcp", agent.String())
+	c, err := dial(ctx, agent, p)
 	if err != nil {
 		return nil, err // says what was dialed
-	}
-	if !p.carriesRequests() {
-		limitUnacknowledged(c)
 	}
 	err = within(ctx, c, func() error {
 		_, err := io.WriteString(c, preface(p))
@@ -40,11 +36,19 @@ func (Plain) Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Co
 	return c, nil
 }
 
+// dial makes the connection that a Transport begins on.
+func dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error) {
+	d := net.Dialer{KeepAliveConfig: keepAlive()}
+	c, err := d.DialContext(ctx, "tcp", agent.String())
+	if err == nil && !p.carriesRequests() {
+		limitUnacknowledged(c)
+	}
+	return c, err
+}
+
 // Accept reads the line that Dial wrote, and nothing after it.
 func (Plain) Accept(ctx context.Context, c net.Conn) (net.Conn, Protocol, error) {
-	if tc, ok := c.(*net.TCPConn); ok {
-		tc.SetKeepAliveConfig(keepAlive()) // fails only on a dead connection, which the next read will tell
-	}
+	watch(c)
 	var p Protocol
 	err := within(ctx, c, func() (err error) {
 		p, err = readPreface(c)
@@ -55,6 +59,13 @@ func (Plain) Accept(ctx context.Context, c net.Conn) (net.Conn, Protocol, error)
 		return nil, "", fmt.Errorf("accept from %v: %w", c.RemoteAddr(), err)
 	}
 	return c, p, nil
+}
+
+// watch keeps a connection that was accepted alive, or notices that it is not.
+func watch(c net.Conn) {
+	if tc, ok := c.(*net.TCPConn); ok {
+		tc.SetKeepAliveConfig(keepAlive()) // fails only on a dead connection, which the next read will tell
+	}
 }
 
 // keepAlive notices within half a minute that the other end of a quiet connection is gone.
@@ -95,6 +106,8 @@ func readPreface(r io.Reader) (Protocol, error) {
 		got = append(got, buf[:m]...)
 		possible = startingWith(possible, got)
 		switch {
+		case len(got) > 0 && got[0] == tlsHandshake:
+			return "", &Refusal{reason: "tls", text: "it begins TLS, and this agent has no certificate: start it with --tls or --ca, or the other one with --mtls permissive"}
 		case len(possible) == 0:
 			return "", fmt.Errorf("the connection begins with %q: %w", got, errPreface)
 		case preface(possible[0]) == string(got):

@@ -134,12 +134,12 @@ func TestAccept(t *testing.T) {
 		wantErr    string
 	}{
 		{"http", "HEADROOM headroom-http/1\nGET", transport.HTTP, ""},
-		{"http2", "HEADROOM headroom-h2/1\nPRI", transport.HTTP2, ""},
+		{"http2", "HEADROOM headroom-h2/1\nGET", transport.HTTP2, ""},
 		{"probe", "HEADROOM headroom-probe/2\nGET", transport.Probe, ""},
 		{"rpc", "HEADROOM headroom-rpc/1\nGET", transport.RPC, ""},
 		{"another version", "HEADROOM headroom-http/2\n", "", `"HEADROOM headroom-http/2\n": not an agent of a compatible version`},
 		{"http request", "GET / HTTP/1.1\r\n\r\n", "", `"GET / HTTP/1.1\r\n\r\n": not an agent`},
-		{"TLS", "\x16\x03\x01\x02", "", "not an agent"},
+		{"TLS", "\x16\x03\x01\x02", "", "begins TLS"},
 		{"cut short", "HEADROOM head", "", `after "HEADROOM head": EOF`},
 		{"nothing", "", "", "EOF"},
 	}

@@ -2,9 +2,7 @@ package ca
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -30,7 +28,7 @@ func (l *loader) load(dir string, id identity.ID, now time.Time) (*identity.Set,
 		return nil, fmt.Errorf("read the CA: %w", err)
 	}
 	key, err := os.ReadFile(filepath.Join(dir, keyFile))
-	if err != nil && (l.set == nil || !errors.Is(err, fs.ErrNotExist)) {
+	if err != nil {
 		return nil, fmt.Errorf("read the key of the CA: %w", err)
 	}
 	if l.set != nil && bytes.Equal(roots, l.roots) && bytes.Equal(key, l.key) && now.Before(renewal(l.set)) {
