@@ -15,6 +15,8 @@ import (
 	"github.com/headroom-mesh/headroom/agent/local"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/dataplane"
+	"github.com/headroom-mesh/headroom/dataplane/identity"
+	"github.com/headroom-mesh/headroom/dataplane/transport"
 	"github.com/headroom-mesh/headroom/registry"
 	"github.com/headroom-mesh/headroom/registry/etcd"
 	"github.com/prometheus/client_golang/prometheus"
@@ -29,6 +31,8 @@ type Agent struct {
 	local     *local.Local
 	dataplane *dataplane.Dataplane
 	admin     *admin.Admin
+	identity  *identity.Source    // nil: nobody has to prove anything (--mtls off)
+	transport transport.Transport // between agents
 	metrics   *prometheus.Registry
 
 	snapshot atomic.Pointer[registry.Snapshot] // applied to the data plane
@@ -54,14 +58,14 @@ func New(cfg Config) (*Agent, error) {
 	a.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.snapshot.Store(&registry.Snapshot{})
 	// All problems at once; only the last part needs the others.
-	if err := errors.Join(a.newRegistry(), a.newGossip(), a.newLocal(), a.newDataplane()); err != nil {
+	if err := errors.Join(a.newRegistry(), a.newGossip(), a.newLocal(), a.newIdentity(), a.newDataplane()); err != nil {
 		return nil, err
 	}
 	return a, a.newAdmin()
 }
 
 func (a *Agent) newRegistry() error {
-	owner, err := identity(a.cfg.DataDir)
+	id, err := owner(a.cfg.DataDir)
 	if err != nil {
 		return err
 	}
@@ -74,7 +78,7 @@ func (a *Agent) newRegistry() error {
 		Prefix:       a.cfg.EtcdPrefix,
 		SnapshotFile: filepath.Join(a.cfg.DataDir, "snapshot.json"),
 		Node:         a.cfg.Node,
-		Owner:        owner,
+		Owner:        id,
 		Agent:        a.cfg.Mesh.String(),
 		Log:          a.cfg.Log,
 		Metrics:      a.metrics,
@@ -159,7 +163,7 @@ func (a *Agent) newLocal() error {
 func (a *Agent) newDataplane() error {
 	var err error
 	a.dataplane, err = dataplane.New(dataplane.Config{
-		Node: a.cfg.Node, Zone: a.cfg.Zone, DrainTimeout: a.cfg.DrainTimeout,
+		Node: a.cfg.Node, Zone: a.cfg.Zone, Transport: a.transport, DrainTimeout: a.cfg.DrainTimeout,
 		Log: a.cfg.Log, AccessLog: a.cfg.AccessLog, Metrics: a.metrics,
 	})
 	return err

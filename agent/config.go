@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/headroom-mesh/headroom/dataplane/identity"
 	"github.com/headroom-mesh/headroom/registry"
 )
 
@@ -24,6 +25,13 @@ const (
 	AdminHTTPPort  = 15000
 	EtcdClientPort = 2379
 	EtcdPeerPort   = 2380
+)
+
+// Values of Config.MTLS.
+const (
+	MTLSOff        = "off"        // in the clear
+	MTLSPermissive = "permissive" // TLS where the other end has it, and else in the clear
+	MTLSStrict     = "strict"     // TLS, or not at all
 )
 
 // Config configures an agent. The zero value of every field is its default.
@@ -62,6 +70,19 @@ type Config struct {
 	// EtcdListen and EtcdPeerListen are where the embedded etcd listens. Default: Bind with 2379 and 2380.
 	EtcdListen, EtcdPeerListen netip.AddrPort
 
+	// TLS is a folder with this agent's certificate, its key and the roots to hold others to: tls.crt, tls.key and ca.crt.
+	// They are read again when they change. Default none.
+	TLS string
+	// CA is a folder with a CA and its key, with which the agent issues its own certificates; a missing or empty folder
+	// gets a new CA. Default none; with EtcdEmbedded, and without TLS, ca in DataDir.
+	CA string
+	// MTLS says which connections between agents are wanted: MTLSOff, MTLSPermissive or MTLSStrict. Default MTLSStrict if
+	// there are certificates, else MTLSOff.
+	MTLS string
+	// TrustDomain is what the certificates must be of, and what a new CA is for. Default: whatever they are of, and
+	// identity.DefaultDomain.
+	TrustDomain string
+
 	// Services is a folder of LocalService files to watch. Default none.
 	Services string
 	// DataDir holds what must outlive the agent: registrations and the last snapshot of the registry. Default: a
@@ -97,6 +118,15 @@ func (c Config) withDefaults() Config {
 	c.EtcdPeerListen = orListen(c.EtcdPeerListen, c.Bind, EtcdPeerPort)
 	c.DataDir = cmp.Or(c.DataDir, stateDir(c.Node))
 	c.AdminSocket = cmp.Or(c.AdminSocket, filepath.Join(c.DataDir, "admin.sock"))
+	if c.EtcdEmbedded != "" && !c.hasCertificates() && c.MTLS != MTLSOff {
+		c.CA = filepath.Join(c.DataDir, "ca")
+	}
+	if c.MTLS == "" {
+		c.MTLS = MTLSOff
+		if c.hasCertificates() {
+			c.MTLS = MTLSStrict
+		}
+	}
 	c.DrainDelay = cmp.Or(c.DrainDelay, time.Second)
 	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Second)
 	if c.Log == nil {
@@ -104,6 +134,8 @@ func (c Config) withDefaults() Config {
 	}
 	return c
 }
+
+func (c Config) hasCertificates() bool { return c.TLS != "" || c.CA != "" }
 
 // loopback is where only this machine gets to.
 func (c Config) loopback() netip.Addr {
@@ -168,9 +200,30 @@ func (c Config) Validate() error {
 	if (c.EtcdCA != "" || c.EtcdCert != "") && (len(c.Etcd) == 0 || slices.ContainsFunc(c.Etcd, plain)) {
 		problem("--etcd-ca, --etcd-cert and --etcd-key: want --etcd members with https://, or as HOST:PORT")
 	}
+	problems = append(problems, c.validateMTLS())
 	for flag, d := range map[string]time.Duration{"--drain-delay": c.DrainDelay, "--drain-timeout": c.DrainTimeout} {
 		if d < 0 {
 			problem("%s %s: want a positive duration", flag, d)
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func (c Config) validateMTLS() error {
+	var problems []error
+	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	switch {
+	case !slices.Contains([]string{"", MTLSOff, MTLSPermissive, MTLSStrict}, c.MTLS):
+		problem("--mtls %q: want %s, %s or %s", c.MTLS, MTLSOff, MTLSPermissive, MTLSStrict)
+	case c.MTLS != "" && c.MTLS != MTLSOff && !c.withDefaults().hasCertificates():
+		problem("--mtls %s: want a certificate, too: --tls DIR with its files, or --ca DIR with a CA that issues it", c.MTLS)
+	}
+	if c.TLS != "" && c.CA != "" {
+		problem("--tls and --ca: want one of them, as an agent has one certificate: that in the files, or the one that it issues")
+	}
+	if c.TrustDomain != "" {
+		if _, err := identity.ParseDomain(c.TrustDomain); err != nil {
+			problem("--trust-domain: %w", err)
 		}
 	}
 	return errors.Join(problems...)

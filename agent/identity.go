@@ -1,53 +1,119 @@
 package agent
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"strings"
+	"net/netip"
+	"time"
+
+	"github.com/headroom-mesh/headroom/agent/gossip"
+	"github.com/headroom-mesh/headroom/dataplane/identity"
+	"github.com/headroom-mesh/headroom/dataplane/identity/ca"
+	"github.com/headroom-mesh/headroom/dataplane/transport"
 )
 
-// identity returns what tells the agent with this data folder from all others, made when it is first asked for.
-func identity(dir string) (string, error) {
-	path := filepath.Join(dir, "identity")
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return newIdentity(path)
+// newIdentity finds out who this agent is to others, and how to connect to them.
+func (a *Agent) newIdentity() error {
+	if a.cfg.MTLS == MTLSOff {
+		a.transport = transport.Plain{}
+		return nil
+	}
+	load, err := a.cfg.certificates(time.Now())
+	if err != nil {
+		return err
+	}
+	a.identity, err = identity.New(identity.Config{Load: load, Log: a.cfg.Log, Metrics: a.metrics})
+	if err != nil {
+		return err
+	}
+	a.transport = transport.NewMutual(transport.MutualConfig{
+		Identity: a.identity, Permissive: a.cfg.MTLS == MTLSPermissive, NamesAt: a.namesAt, Metrics: a.metrics,
+	})
+	return nil
+}
+
+// certificates returns what loads those of this agent.
+func (c Config) certificates(now time.Time) (identity.Loader, error) {
+	flag, load := "--tls", identity.Folder(c.TLS)
+	if c.CA != "" {
+		flag = "--ca"
+		id, err := c.certified(now)
+		if err != nil {
+			return nil, err
+		}
+		load = ca.Loader(c.CA, id)
+	}
+	return func(now time.Time) (*identity.Set, error) {
+		set, err := load(now)
+		if err == nil {
+			err = c.checkIdentity(set.ID)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", flag, err)
+		}
+		return set, nil
+	}, nil
+}
+
+// certified returns the ID to have certified by the CA, which it makes if there is none.
+func (c Config) certified(now time.Time) (id identity.ID, err error) {
+	wanted := c.TrustDomain
+	if wanted == "" {
+		wanted = identity.DefaultDomain
+	}
+	domain, err := identity.ParseDomain(wanted)
+	if err != nil {
+		return id, err
+	}
+	authority, err := ca.Open(c.CA)
+	if errors.Is(err, ca.ErrNone) {
+		authority, err = ca.OpenOrInit(c.CA, ca.Options{Domain: domain}, now)
+		if err == nil {
+			c.Log.Info("made a CA: other agents need certificates of it, by --ca with a copy of the folder, or by --tls with files of 'meshctl ca issue'", "ca", c.CA)
+		}
 	}
 	if err != nil {
-		return "", fmt.Errorf("read the agent's identity: %w", err)
+		return id, fmt.Errorf("--ca: %w; want a CA with its key, or --tls for a certificate from elsewhere", err)
 	}
-	id := strings.TrimSpace(string(text))
-	if b, err := hex.DecodeString(id); err != nil || len(b) != 16 {
-		return "", fmt.Errorf("the agent's identity in %s: want 32 hexadecimal digits; remove the file, and it gets a new one", path)
+	id, err = identity.NodeID(authority.Domain, c.Node)
+	if err != nil {
+		return id, fmt.Errorf("--node: %w; or have --mtls off", err)
 	}
 	return id, nil
 }
 
-// newIdentity stores one, whole or not at all.
-func newIdentity(path string) (id string, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("store the agent's identity: %w; choose another folder with --data-dir", err)
+func (c Config) checkIdentity(id identity.ID) error {
+	if c.TrustDomain != "" && id.TrustDomain().Name() != c.TrustDomain {
+		return fmt.Errorf("the certificate is that of %s: want one of --trust-domain %s", id, c.TrustDomain)
+	}
+	return identity.Check(id, c.Node)
+}
+
+// namesAt returns the names of the agent at an address, as far as gossip and registry know them. They are looked for at
+// each new connection: that takes less than the handshake does.
+func (a *Agent) namesAt(agent netip.AddrPort) identity.Names {
+	var names identity.Names
+	for _, m := range a.gossip.Members() {
+		if m.Mesh == agent && m.State == gossip.Alive {
+			names.Add(m.Node, "")
 		}
-	}()
-	var b [16]byte
-	rand.Read(b[:])
-	id = hex.EncodeToString(b[:])
-	file, err := os.CreateTemp(filepath.Dir(path), ".identity-*")
-	if err != nil {
-		return "", err
 	}
-	_, err = file.WriteString(id + "\n")
-	if err = errors.Join(err, file.Sync(), file.Close()); err == nil {
-		err = os.Rename(file.Name(), path)
+	for _, s := range a.snapshot.Load().Services {
+		for _, e := range s.Endpoints {
+			if e.Agent == agent {
+				names.Add(e.Node, e.Service)
+			}
+		}
 	}
-	if err != nil {
-		return "", errors.Join(err, os.Remove(file.Name()))
+	return names
+}
+
+// introduce logs who this agent is.
+func (a *Agent) introduce() {
+	if a.identity == nil {
+		a.cfg.Log.Info("connections between agents are in the clear", "mtls", a.cfg.MTLS)
+		return
 	}
-	return id, nil
+	set := a.identity.Current()
+	a.cfg.Log.Info("connections between agents use TLS", "mtls", a.cfg.MTLS, "identity", set.ID, "issuer", set.Issuer, "until", set.Expires.UTC().Format(time.RFC3339))
 }

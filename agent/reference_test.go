@@ -46,7 +46,7 @@ func TestMetricsAreLintClean(t *testing.T) {
 }
 
 func newTestAgent(t *testing.T) *Agent {
-	a, err := New(Config{Node: "test", Etcd: []string{"127.0.0.1:2379"}, DataDir: t.TempDir()})
+	a, err := New(Config{Node: "test", Etcd: []string{"127.0.0.1:2379"}, DataDir: t.TempDir(), CA: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,6 +74,8 @@ func kind(name string) string {
 	switch {
 	case strings.HasSuffix(name, "_total"):
 		return "counter"
+	case strings.HasSuffix(name, "_expiry_seconds"):
+		return "gauge"
 	case strings.HasSuffix(name, "_seconds"):
 		return "histogram"
 	}

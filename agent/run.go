@@ -41,12 +41,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	parts, traffic := newStage(ctx, cancel), newStage(ctx, cancel)
 	parts.run(func(ctx context.Context) error { return a.registry.Run(ctx, a.apply) })
 	parts.run(a.gossip.Run)
+	if a.identity != nil {
+		parts.run(a.identity.Run)
+	}
 	parts.run(func(ctx context.Context) error { return a.local.Run(ctx, a.applyLocal) })
 	parts.run(func(ctx context.Context) error { return a.admin.Run(ctx, claimed.admin) })
 	a.orient(ctx)
 	traffic.run(func(ctx context.Context) error { return a.dataplane.Run(ctx, claimed.proxy, claimed.mesh) })
 	if ctx.Err() == nil {
 		a.cfg.Log.Info("agent started", "node", a.cfg.Node, "proxy", a.cfg.Proxy, "mesh", a.cfg.Mesh, "admin", a.cfg.Admin, "metrics", a.cfg.AdminHTTP)
+		a.introduce()
 	}
 
 	<-ctx.Done()
@@ -123,7 +127,7 @@ func (a *Agent) startEtcd(ctx context.Context, store *stage) bool {
 
 // readiness lists what must hold before the node's traffic should come here.
 func (a *Agent) readiness() []admin.Check {
-	return []admin.Check{
+	checks := []admin.Check{
 		{Name: "registry", Func: func() (string, error) {
 			return registryReady(a.snapshot.Load().Revision, a.registry.Connected())
 		}},
@@ -137,6 +141,10 @@ func (a *Agent) readiness() []admin.Check {
 			return "", nil
 		}},
 	}
+	if a.identity != nil {
+		checks = append(checks, admin.Check{Name: "identity", Func: func() (string, error) { return a.identity.Ready(time.Now()) }})
+	}
+	return checks
 }
 
 // registryReady judges by what the data plane has, which serves on when the registry is away.

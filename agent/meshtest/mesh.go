@@ -45,6 +45,8 @@ type Config struct {
 	IPv6 bool
 	// EtcdApart has etcd on a node of its own. Default: it is embedded in the agent of the first node.
 	EtcdApart bool
+	// Plain has connections between agents in the clear. Default: TLS only, with certificates of one CA.
+	Plain bool
 	// Flags are more flags for the agent on a node. Default: none.
 	Flags func(node string) []string
 }
@@ -180,6 +182,9 @@ func (m *Mesh) WriteService(n *Node, name, text string) {
 
 func (m *Mesh) folder(n *Node, name string) string { return filepath.Join(m.dir, n.Name, name) }
 
+// CA is the folder of the CA of all agents.
+func (m *Mesh) CA() string { return filepath.Join(m.dir, "ca") }
+
 // StartEtcd starts etcd on its own node, with the data that it had there, and waits until it answers.
 func (m *Mesh) StartEtcd() {
 	m.t.Helper()
@@ -231,6 +236,11 @@ func (m *Mesh) flags(n *Node) []string {
 		flags = append(flags, "--etcd-embedded", filepath.Join(m.dir, "etcd"))
 	} else {
 		flags = append(flags, "--etcd", netip.AddrPortFrom(m.EtcdNode.Addr, 2379).String())
+	}
+	if m.cfg.Plain {
+		flags = append(flags, "--mtls", "off")
+	} else {
+		flags = append(flags, "--ca", m.CA())
 	}
 	if m.cfg.Flags != nil {
 		flags = append(flags, m.cfg.Flags(n.Name)...)

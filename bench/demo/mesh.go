@@ -125,7 +125,7 @@ func (m *mesh) folder(node int, parts ...string) string {
 
 func (m *mesh) startAgents() error {
 	for i, n := range m.nodes {
-		args := []string{"--node", n.name, "--bind", n.address, "--services", m.folder(i, "services.d"), "--data-dir", m.folder(i, "data")}
+		args := []string{"--node", n.name, "--bind", n.address, "--services", m.folder(i, "services.d"), "--data-dir", m.folder(i, "data"), "--ca", filepath.Join(m.dir, "ca")}
 		if i == 0 {
 			args = append(args, "--etcd-embedded", m.folder(i, "etcd"))
 		} else {

@@ -50,8 +50,8 @@ sends each request to the replica with the most headroom. Send HTTP requests for
 
 On SIGTERM or SIGINT the agent takes its node out of the mesh, finishes the requests in flight, and ends. A second
 signal ends it at once.`,
-		Example: `  agent --node a --etcd-embedded ./data --services ./services.d
-  agent --node b --bind 127.0.0.2 --join 127.0.0.1:7946 --etcd 127.0.0.1:2379`,
+		Example: `  agent --node a --etcd-embedded ./data --ca ./ca --services ./services.d
+  agent --node b --bind 127.0.0.2 --join 127.0.0.1:7946 --etcd 127.0.0.1:2379 --ca ./ca`,
 		Version:       cfg.Version,
 		Args:          func(c *cobra.Command, args []string) error { return noArgs(args) },
 		SilenceUsage:  true,
@@ -145,6 +145,11 @@ func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	f.StringVar(&cfg.EtcdEmbedded, "etcd-embedded", "", "`DIR` for the data of an etcd that runs inside this agent; with --etcd, it runs for others and this agent uses --etcd")
 	addr(c, &cfg.EtcdListen, "etcd-listen", "`IP:PORT` of the embedded etcd for clients (default: --bind, port 2379)")
 	addr(c, &cfg.EtcdPeerListen, "etcd-peer-listen", "`IP:PORT` of the embedded etcd for members (default: --bind, port 2380)")
+
+	f.StringVar(&cfg.TLS, "tls", "", "`DIR` with this agent's certificate for other agents: tls.crt, tls.key and the roots ca.crt; read again when they change")
+	f.StringVar(&cfg.CA, "ca", "", "`DIR` of a CA with its key, of which the agent makes its own certificates; made if there is none (default with --etcd-embedded: ca in --data-dir)")
+	f.StringVar(&cfg.MTLS, "mtls", "", "`MODE` of connections between agents: strict (TLS only), permissive (in the clear too) or off (default strict with --tls or --ca, else off)")
+	f.StringVar(&cfg.TrustDomain, "trust-domain", "", "`NAME` of the trust domain that certificates must be of (default: what they are of; for a new CA headroom.local)")
 
 	f.StringVar(&cfg.Services, "services", "", "`DIR` of LocalService files, watched")
 	f.StringVar(&cfg.DataDir, "data-dir", "", "`DIR` for what outlives the agent (default /var/lib/headroom/NODE, or ~/.local/state/headroom/NODE)")

@@ -50,6 +50,13 @@ func TestWrongUsageIsToldAtOnce(t *testing.T) {
 		}},
 		{"--etcd h:1 --node a/b", []string{`--node: node "a/b": want 1 to 253 printable characters`}},
 		{"--etcd h:1,http://i:1 --etcd-ca f", []string{"--etcd-ca, --etcd-cert and --etcd-key: want --etcd members with https://"}},
+		{"--etcd h:1 --tls a --ca b --mtls on --trust-domain A/b", []string{
+			"--tls and --ca: want one of them",
+			`--mtls "on": want off, permissive or strict`,
+			`--trust-domain: trust domain "A/b": want a name such as headroom.local`,
+		}},
+		{"--etcd h:1 --mtls strict", []string{"--mtls strict: want a certificate, too: --tls DIR with its files, or --ca DIR"}},
+		{"--etcd h:1 --mtls permissive", []string{"--mtls permissive: want a certificate, too"}},
 	} {
 		c := newCommand()
 		c.SetArgs(strings.Fields(tt.args))

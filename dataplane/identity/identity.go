@@ -54,6 +54,16 @@ type Names struct {
 	Services []registry.ServiceName // in any namespace
 }
 
+// Add adds a node and, unless it is empty, a service.
+func (n *Names) Add(node registry.NodeName, service registry.ServiceName) {
+	if !slices.Contains(n.Nodes, node) {
+		n.Nodes = append(n.Nodes, node)
+	}
+	if service != "" && !slices.Contains(n.Services, service) {
+		n.Services = append(n.Services, service)
+	}
+}
+
 func (n Names) any() bool { return len(n.Nodes) == 0 && len(n.Services) == 0 }
 
 // include reports whether an ID, whose domain is the right one, is one of them.
@@ -80,4 +90,14 @@ func (n Names) in(d Domain) string {
 		ids = append(ids, d.IDString()+"/ns/*/svc/"+string(service))
 	}
 	return strings.Join(ids, " or ")
+}
+
+// Check reports whether other agents take id for that of the agent of a node.
+func Check(id ID, node registry.NodeName) error {
+	part := strings.Split(id.Path(), "/")
+	if len(part) == 5 && part[1] == "ns" && part[3] == "svc" || (Names{Nodes: []registry.NodeName{node}}).include(id) {
+		return nil
+	}
+	return fmt.Errorf("the certificate is that of %s: want %s/node/%s, or %[2]s/ns/NAMESPACE/svc/SERVICE on a node that has no other service",
+		id, id.TrustDomain().IDString(), node)
 }

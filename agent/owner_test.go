@@ -8,16 +8,16 @@ import (
 	"testing"
 )
 
-func TestIdentity(t *testing.T) {
+func TestOwner(t *testing.T) {
 	dir := t.TempDir()
-	first, err := identity(dir)
+	first, err := owner(dir)
 	if err != nil || !regexp.MustCompile(`^[0-9a-f]{32}$`).MatchString(first) {
 		t.Fatalf("identity %q, %v", first, err)
 	}
-	if again, err := identity(dir); again != first || err != nil {
+	if again, err := owner(dir); again != first || err != nil {
 		t.Errorf("at the next start %q, %v; want %q", again, err, first)
 	}
-	if other, err := identity(t.TempDir()); other == first || err != nil {
+	if other, err := owner(t.TempDir()); other == first || err != nil {
 		t.Errorf("another agent has %q, %v", other, err)
 	}
 	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
@@ -28,7 +28,7 @@ func TestIdentity(t *testing.T) {
 		if err := os.WriteFile(file, []byte(damaged), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := identity(dir); err == nil || !strings.Contains(err.Error(), file) {
+		if _, err := owner(dir); err == nil || !strings.Contains(err.Error(), file) {
 			t.Errorf("identity %q: error %v, want one that names the file", damaged, err)
 		}
 	}
