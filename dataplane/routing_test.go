@@ -83,7 +83,6 @@ func TestRefusals(t *testing.T) {
 		{"GET / HTTP/1.1\r\nHost: [::1]\r\n\r\n", fault.NotMesh},
 		{"GET http://example.com/ HTTP/1.1\r\nHost: web.mesh\r\n\r\n", fault.NotMesh},
 		{"GET / HTTP/1.0\r\n\r\n", fault.NotMesh},
-		{"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", fault.UnsupportedRequest},
 		{"GET / HTTP/1.1\r\nHost: web.mesh\r\nConnection: upgrade\r\nUpgrade: \xff\r\n\r\n", fault.BadRequest},
 	} {
 		c := n.dial(t)

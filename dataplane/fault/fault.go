@@ -53,6 +53,22 @@ func (r Reason) Status() int {
 	}
 }
 
+// GRPC returns the status that callers who speak gRPC are told.
+func (r Reason) GRPC() int {
+	switch r {
+	case BadRequest, Reset, MalformedResponse, Loop:
+		return 13 // internal
+	case NotMesh, UnknownService, UnsupportedRequest:
+		return 12 // unimplemented
+	case Timeout:
+		return 4 // deadline exceeded
+	case Canceled:
+		return 1 // canceled
+	default:
+		return 14 // unavailable
+	}
+}
+
 // Known reports whether the reason is on the list.
 func (r Reason) Known() bool {
 	switch r {

@@ -90,6 +90,7 @@ func (e *Engine) all() []*Upstream {
 func (e *Engine) reap(now time.Time) {
 	for _, u := range e.all() {
 		u.closeIdleSince(now.Add(-u.target.IdleTimeout))
+		u.checkHTTP2(now, now.Add(-u.target.IdleTimeout))
 		e.mu.Lock()
 		if u.empty() {
 			delete(e.upstreams, u)

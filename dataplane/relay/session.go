@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -13,6 +14,8 @@ import (
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
 	"github.com/headroom-mesh/headroom/dataplane/h1"
+	"github.com/headroom-mesh/headroom/dataplane/h2"
+	"golang.org/x/net/http2"
 )
 
 // session is a caller's connection. It has one goroutine, and while it waits for a call no memory but that.
@@ -36,6 +39,7 @@ type session struct {
 	upstream *upstreamConn // on which an answer is awaited
 	cancel   func()        // ends what waits for something else
 	hungUp   bool          // the caller is gone, or the connection is to be cut off
+	http2    *h2.Conn      // if that is what it speaks
 }
 
 func newSession(s *server, c net.Conn) *session {
@@ -60,6 +64,15 @@ func (s *session) run() {
 	defer s.engine.watch.leave(s.place)
 	defer s.conn.Close()
 	defer s.release()
+	if s.entry.Protocol == HTTP2 {
+		s.serveHTTP2(nil)
+		return
+	}
+	if begun := s.detect(); begun != nil {
+		s.release()
+		s.serveHTTP2(begun)
+		return
+	}
 	for s.next() {
 		if s.in.r == s.in.w {
 			s.release()
@@ -84,6 +97,11 @@ func (s *session) acquire() {
 // drain lets the connection end after the call under way.
 func (s *session) drain() {
 	s.ending.Store(true)
+	s.mu.Lock()
+	if s.http2 != nil {
+		s.http2.Drain()
+	}
+	s.mu.Unlock()
 	if word := s.place.word.Load(); word%states == idle && s.place.end(word) {
 		s.conn.Close()
 	}
@@ -153,6 +171,26 @@ func (s *session) next() bool {
 	s.head.source = s.source
 	defer s.in.free()
 	return s.serve(time.Now())
+}
+
+// detect returns what was read of a connection of HTTP/2, nil if it is none.
+func (s *session) detect() []byte {
+	if s.entry.Protocol != Unknown || !s.awaitFirst() {
+		return nil
+	}
+	for {
+		got := s.in.bytes()
+		n := min(len(got), len(http2.ClientPreface))
+		if string(got[:n]) != http2.ClientPreface[:n] {
+			return nil
+		}
+		if n == len(http2.ClientPreface) {
+			return bytes.Clone(got)
+		}
+		if s.in.fill(s.conn) != nil {
+			return nil
+		}
+	}
 }
 
 // awaitFirst waits for the first bytes of a request. Until they come it holds no buffer.

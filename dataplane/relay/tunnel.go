@@ -54,7 +54,7 @@ func (x *exchange) tunnel() Ending {
 func pour(to, from *socket, early []byte) error {
 	_, err := to.Write(early)
 	if err == nil {
-		err = stream(to, from)
+		err = copyRest(to, from)
 	}
 	if err == nil && to.closeWrite() == nil {
 		return nil
@@ -64,7 +64,7 @@ func pour(to, from *socket, early []byte) error {
 	return err
 }
 
-func stream(to, from *socket) error {
+func copyRest(to, from *socket) error {
 	if to.plain != nil && from.plain != nil {
 		_, err := to.plain.ReadFrom(from.plain)
 		return err

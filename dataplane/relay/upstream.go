@@ -36,6 +36,9 @@ type Upstream struct {
 
 	idle []*upstreamConn // the one used last is at the end
 	open map[*upstreamConn]bool
+
+	http2   []*http2Conn
+	dialing *dialing // a connection of HTTP/2 being made
 }
 
 // upstreamConn is a connection for one call at a time.
@@ -111,7 +114,11 @@ func (c *upstreamConn) drop() {
 }
 
 // CloseIdle closes the connections that no call uses.
-func (u *Upstream) CloseIdle() { u.closeIdleSince(time.Now().Add(time.Hour)) }
+func (u *Upstream) CloseIdle() {
+	now := time.Now()
+	u.closeIdleSince(now.Add(time.Hour))
+	u.checkHTTP2(now, now.Add(time.Hour))
+}
 
 // closeIdleSince closes the connections that no call has used since a moment.
 func (u *Upstream) closeIdleSince(t time.Time) {
@@ -133,7 +140,11 @@ func (u *Upstream) Cut() {
 	u.mu.Lock()
 	all := u.open
 	u.open, u.idle = nil, nil
+	streams := append([]*http2Conn(nil), u.http2...)
 	u.mu.Unlock()
+	for _, c := range streams {
+		c.conn.Close()
+	}
 	for c := range all {
 		c.Close()
 	}
@@ -142,5 +153,5 @@ func (u *Upstream) Cut() {
 func (u *Upstream) empty() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return len(u.open) == 0
+	return len(u.open) == 0 && len(u.http2) == 0
 }
