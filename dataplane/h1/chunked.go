@@ -1,18 +1,21 @@
 package h1
 
 import (
-	"bytes"
-	"net/http"
 	"strconv"
 )
 
 // Decoder reads a chunked body (RFC 9112, 7.1). The zero value is at its beginning.
+//
+// A trailer that frames or routes a message, or is for one connection, makes the body malformed. One that means nothing
+// after a body, or might pass for a field of the head that authenticates or controls (RFC 9110, 6.5.1), is left out.
 type Decoder struct {
 	state    chunkState
-	left     int64 // of the chunk
-	trailers []byte
-	ends     []span
-	fields   []Field
+	left     int64  // of the chunk
+	kept     []byte // names and values of the trailers
+	spans    []span
+	trailers []Field
+	lines    int // of trailers
+	read     int // bytes of trailers
 }
 
 type chunkState uint8
@@ -28,90 +31,67 @@ const (
 // span is where a trailer is among the bytes kept.
 type span struct{ name, value, end int }
 
-// Reset makes the decoder ready for another body.
+// Reset makes the decoder ready for another body. The trailers of the one before are gone then.
 func (d *Decoder) Reset() {
-	*d = Decoder{trailers: d.trailers[:0], ends: d.ends[:0], fields: d.fields[:0]}
+	*d = Decoder{kept: d.kept[:0], spans: d.spans[:0], trailers: d.trailers[:0]}
 }
 
 // Next takes n bytes off b, and returns those of the body among them, if any. If n is 0 it needs more than b. Once done is
 // true the body has ended, and b[n:] is what follows it. The error is an *Error.
 func (d *Decoder) Next(b []byte) (data []byte, n int, done bool, err error) {
 	for {
+		used := 0
 		switch d.state {
-		case atSize:
-			used, err := d.size(b[n:])
-			if used == 0 || err != nil {
-				return nil, n, false, err
-			}
-			n += used
 		case inData:
-			data = b[n:]
-			if int64(len(data)) > d.left {
-				data = data[:d.left]
-			}
-			d.left -= int64(len(data))
-			if d.left == 0 {
-				d.state = afterData
-			}
+			data = d.data(b[n:])
 			return data, n + len(data), false, nil
-		case afterData:
-			if len(b)-n < 2 {
-				if len(b) > n && b[n] != '\r' {
-					return nil, n, false, bad("a chunk is longer than it says")
-				}
-				return nil, n, false, nil
-			}
-			if b[n] != '\r' || b[n+1] != '\n' {
-				return nil, n, false, bad("a chunk is longer than it says")
-			}
-			n += 2
-			d.state = atSize
-		case inTrailers:
-			used, err := d.trailer(b[n:])
-			if used == 0 || err != nil {
-				return nil, n, false, err
-			}
-			n += used
 		case atEnd:
 			return nil, n, true, nil
+		case atSize:
+			used, err = d.size(b[n:])
+		case afterData:
+			used, err = d.dataEnd(b[n:])
+		case inTrailers:
+			used, err = d.trailer(b[n:])
 		}
+		if used == 0 || err != nil {
+			return nil, n, false, err
+		}
+		n += used
 	}
 }
 
-// size reads the line that begins a chunk. Extensions are refused: nobody uses them but to smuggle.
+// size reads the line that begins a chunk. Extensions are refused: they are in use but for smuggling.
 func (d *Decoder) size(b []byte) (n int, err error) {
-	const most = 16
-	i := bytes.IndexByte(b, '\n')
-	if i < 0 {
-		if len(b) > most+1 {
-			return 0, bad("the size of a chunk is too long")
-		}
-		for j, c := range b {
-			if unhex(c) < 0 && (c != '\r' || j == 0 || j != len(b)-1) {
-				return 0, bad("the size of a chunk is malformed: %.20q", b)
-			}
-		}
-		return 0, nil
-	}
-	if i < 2 || i > most+1 || b[i-1] != '\r' {
-		return 0, bad("the size of a chunk is malformed: %.20q", b[:min(i, 20)])
-	}
+	const digits = 16
 	var size uint64
-	for _, c := range b[:i-1] {
+	for i, c := range b {
 		digit := unhex(c)
-		if digit < 0 {
-			return 0, bad("the size of a chunk is malformed: %.20q", b[:i-1])
+		switch {
+		case digit >= 0 && i < digits:
+			size = size<<4 | uint64(digit)
+		case c == '\r' && i > 0 && i+1 == len(b):
+			return 0, nil
+		case c == '\r' && i > 0 && b[i+1] == '\n':
+			return i + 2, d.beginChunk(size)
+		case c == ';' && i > 0:
+			return 0, bad("a chunk has an extension: %.40q", b)
+		default:
+			return 0, bad("the size of a chunk is not 1 to 16 hexadecimal digits: %.20q", b)
 		}
-		size = size<<4 | uint64(digit)
 	}
+	return 0, nil
+}
+
+func (d *Decoder) beginChunk(size uint64) error {
 	if size > 1<<62 {
-		return 0, bad("a chunk is too large")
+		return bad("a chunk of %d bytes is too large", size)
 	}
 	d.left, d.state = int64(size), inData
 	if size == 0 {
 		d.state = inTrailers
 	}
-	return i + 1, nil
+	return nil
 }
 
 func unhex(c byte) int {
@@ -126,65 +106,86 @@ func unhex(c byte) int {
 	return -1
 }
 
-// trailer reads a line of the trailer section.
-func (d *Decoder) trailer(b []byte) (n int, err error) {
-	i := bytes.IndexByte(b, '\n')
-	if i < 0 {
-		if len(d.trailers)+len(b) > MaxTrailers {
-			return 0, tooManyTrailers()
-		}
+func (d *Decoder) data(b []byte) []byte {
+	if int64(len(b)) > d.left {
+		b = b[:d.left]
+	}
+	if d.left -= int64(len(b)); d.left == 0 {
+		d.state = afterData
+	}
+	return b
+}
+
+func (d *Decoder) dataEnd(b []byte) (n int, err error) {
+	const end = "\r\n"
+	n = min(len(b), len(end))
+	if string(b[:n]) != end[:n] {
+		return 0, bad("a chunk is longer than it says")
+	}
+	if n < len(end) {
 		return 0, nil
 	}
-	if i < 1 || b[i-1] != '\r' {
-		return 0, bad("a line ends with LF alone")
-	}
-	if i == 1 {
-		d.finish()
-		return 2, nil
-	}
-	f, err := readField(b[:i-1])
-	if err != nil {
+	d.state = atSize
+	return n, nil
+}
+
+// trailer reads a line of the trailer section.
+func (d *Decoder) trailer(b []byte) (n int, err error) {
+	l, next, err := cutLine(b, 0, MaxTrailers-d.read)
+	switch {
+	case err != nil:
 		return 0, err
+	case next < 0:
+		return 0, &Error{statusHeadTooLarge, "the trailers are longer than 16384 bytes"}
+	case next == 0:
+		return 0, nil
+	case len(l) == 0:
+		d.finish()
+		return next, nil
 	}
-	if !allowed(f) {
-		return 0, bad("field %s must not be a trailer", f.Name)
+	if d.lines++; d.lines > MaxFields {
+		return 0, &Error{statusHeadTooLarge, "there are more than 256 trailers"}
 	}
-	if len(d.trailers)+i > MaxTrailers || len(d.ends) == MaxFields {
-		return 0, tooManyTrailers()
-	}
-	at := len(d.trailers)
-	d.trailers = append(append(d.trailers, f.Name...), f.Value...)
-	d.ends = append(d.ends, span{at, at + len(f.Name), len(d.trailers)})
-	return i + 1, nil
+	d.read += next
+	return next, d.addTrailer(l)
 }
 
-func tooManyTrailers() *Error {
-	return &Error{http.StatusRequestHeaderFieldsTooLarge, "there are more than 16384 bytes, or 256 fields, of trailers"}
+func (d *Decoder) addTrailer(l []byte) error {
+	f, err := readField(l)
+	if err != nil {
+		return err
+	}
+	if !mayTrail(f.kind) {
+		return bad("field %.40s must not be a trailer", f.Name)
+	}
+	if f.kind == plain && onlyInHeads(f.Name) {
+		return nil
+	}
+	at := len(d.kept)
+	d.kept = append(append(d.kept, f.Name...), f.Value...)
+	d.spans = append(d.spans, span{at, at + len(f.Name), len(d.kept)})
+	return nil
 }
 
-// allowed reports whether a field may come after the body: not if it routes or frames the message (RFC 9110, 6.5.1).
-func allowed(f Field) bool {
-	switch f.kind {
-	case host, contentLength, transferEncoding, connection, upgrade, te, expect, hop, announce:
-		return false
-	}
-	return true
-}
+// mayTrail reports whether a field may come after the body: not if it frames or routes, or is for one connection.
+func mayTrail(k kind) bool { return k == plain || k == mesh || k == report }
 
 func (d *Decoder) finish() {
 	d.state = atEnd
-	for _, s := range d.ends {
-		f := Field{Name: d.trailers[s.name:s.value], Value: d.trailers[s.value:s.end]}
+	for _, s := range d.spans {
+		f := Field{Name: d.kept[s.name:s.value], Value: d.kept[s.value:s.end]}
 		f.kind = kindOf(f.Name)
-		d.fields = append(d.fields, f)
+		d.trailers = append(d.trailers, f)
 	}
 }
 
 // Trailers returns the trailers once the body has ended.
-func (d *Decoder) Trailers() []Field { return d.fields }
+func (d *Decoder) Trailers() []Field { return d.trailers }
 
 // Field appends the value of the first trailer with a name, given in lower case, to dst.
-func (d *Decoder) Field(dst []byte, name string) ([]byte, bool) { return fieldOf(d.fields, dst, name) }
+func (d *Decoder) Field(dst []byte, name string) ([]byte, bool) {
+	return fieldOf(d.trailers, dst, name)
+}
 
 // AppendChunk appends the line that begins a chunk of a size. The data and CR LF follow.
 func AppendChunk(dst []byte, size int) []byte {
@@ -195,12 +196,9 @@ func AppendChunk(dst []byte, size int) []byte {
 // AppendEnd appends the last chunk and the trailers that are for the other end, too.
 func (d *Decoder) AppendEnd(dst []byte) []byte {
 	dst = append(dst, "0\r\n"...)
-	for i := range d.fields {
-		if f := &d.fields[i]; f.kind == plain {
-			dst = append(dst, f.Name...)
-			dst = append(dst, ": "...)
-			dst = append(dst, f.Value...)
-			dst = append(dst, "\r\n"...)
+	for i := range d.trailers {
+		if f := &d.trailers[i]; f.kind == plain {
+			dst = appendField(dst, f)
 		}
 	}
 	return append(dst, "\r\n"...)

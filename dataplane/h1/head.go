@@ -2,9 +2,17 @@ package h1
 
 import (
 	"bytes"
-	"net/http"
-	"slices"
 	"strconv"
+)
+
+// Framing says how the end of a body is told.
+type Framing uint8
+
+const (
+	None       Framing = iota // there is no body
+	Length                    // by its length
+	Chunked                   // by the chunk of length 0
+	UntilClose                // by the end of the connection
 )
 
 // head is what requests and responses have in common.
@@ -21,114 +29,70 @@ type head struct {
 	// TakesTrailers is whether the field TE says so.
 	TakesTrailers bool
 
-	searched int // bytes among which the end of the head was looked for
+	said
+}
+
+// said is what single fields say.
+type said struct {
 	chunked  bool
-	lengths  int
 	declared int64 // Content-Length; -1: none
+	host     []byte
+	hosts    int
+
+	options  int // of Connection
 	close    bool
 	open     bool
-	upgrades bool // Connection says so
-	te       bool
-	hosts    int
-	host     []byte
+	upgrades bool
 	named    bool // Connection names other fields
+	expects  bool
 }
 
 // Field appends the value of the first field with a name, given in lower case, to dst.
 func (h *head) Field(dst []byte, name string) ([]byte, bool) { return fieldOf(h.Fields, dst, name) }
 
 func (h *head) reset() {
-	*h = head{Fields: h.Fields[:0], declared: -1, searched: h.searched}
+	*h = head{Fields: h.Fields[:0], said: said{declared: -1}}
 }
 
-// find returns the length of the head that b begins with, 0 if it is not complete. Lines end with CR LF.
-func (h *head) find(b []byte) (n int, err error) {
-	at := h.searched
+// readFields reads the field lines from an offset on, to the empty one, and returns where they end; 0 if more is to come.
+func (h *head) readFields(b []byte, at int) (n int, err error) {
 	for {
-		i := bytes.IndexByte(b[at:], '\n')
-		if i < 0 {
-			h.searched = at
-			if len(b) > MaxHead {
-				return 0, &Error{http.StatusRequestHeaderFieldsTooLarge, "the head is longer than 65536 bytes"}
-			}
+		l, next, err := cutLine(b, at, MaxHead)
+		switch {
+		case err != nil:
+			return 0, err
+		case next < 0:
+			return 0, headTooLong()
+		case next == 0:
 			return 0, nil
+		case len(l) == 0:
+			return next, h.settle()
 		}
-		at += i + 1
-		if at < 2 || b[at-2] != '\r' {
-			return 0, bad("a line ends with LF alone")
+		if err := h.add(l); err != nil {
+			return 0, err
 		}
-		if at >= 3 && b[at-3] == '\n' {
-			h.searched = 0
-			if at > MaxHead {
-				return 0, &Error{http.StatusRequestHeaderFieldsTooLarge, "the head is longer than 65536 bytes"}
-			}
-			return at, nil
-		}
+		at = next
 	}
 }
 
-// line cuts the first line off b, which has one.
-func line(b []byte) (line, rest []byte) {
-	i := bytes.IndexByte(b, '\n')
-	return b[:i-1], b[i+1:]
+func headTooLong() *Error {
+	return &Error{statusHeadTooLarge, "the head is longer than 65536 bytes"}
 }
 
-// readFields reads the field lines up to the empty one.
-func (h *head) readFields(b []byte) error {
-	for {
-		var l []byte
-		l, b = line(b)
-		if len(l) == 0 {
-			break
-		}
-		if len(h.Fields) == MaxFields {
-			return &Error{http.StatusRequestHeaderFieldsTooLarge, "there are more than 256 fields"}
-		}
-		f, err := readField(l)
-		if err != nil {
-			return err
-		}
-		if f.kind != plain {
-			if err := h.note(&f); err != nil {
-				return err
-			}
-		}
-		h.Fields = append(h.Fields, f)
+// add takes in a field line.
+func (h *head) add(l []byte) error {
+	if len(h.Fields) == MaxFields {
+		return &Error{statusHeadTooLarge, "there are more than 256 fields"}
 	}
-	if h.named {
-		h.dropNamed()
+	f, err := readField(l)
+	if err != nil {
+		return err
 	}
-	return nil
-}
-
-func readField(l []byte) (f Field, err error) {
-	if l[0] == ' ' || l[0] == '\t' {
-		return f, bad("a line is folded")
+	h.Fields = append(h.Fields, f)
+	if f.kind == plain {
+		return nil
 	}
-	colon := bytes.IndexByte(l, ':')
-	if colon < 0 {
-		return f, bad("a field line has no colon: %.40q", l)
-	}
-	f.Name, f.Value = l[:colon], trim(l[colon+1:])
-	if !isToken(f.Name) {
-		return f, bad("the name of a field is no token: %.40q", f.Name)
-	}
-	if !all(f.Value, values) {
-		return f, bad("field %s has a control character in it", f.Name)
-	}
-	f.kind = kindOf(f.Name)
-	return f, nil
-}
-
-// trim removes spaces and tabs at both ends.
-func trim(b []byte) []byte {
-	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t') {
-		b = b[1:]
-	}
-	for len(b) > 0 && (b[len(b)-1] == ' ' || b[len(b)-1] == '\t') {
-		b = b[:len(b)-1]
-	}
-	return b
+	return h.note(&f)
 }
 
 // note takes in a field that says how the message is to be read.
@@ -140,48 +104,73 @@ func (h *head) note(f *Field) error {
 	case contentLength:
 		return h.noteLength(f.Value)
 	case transferEncoding:
-		if h.chunked || !is(f.Value, "chunked") {
-			return &Error{http.StatusNotImplemented, "Transfer-Encoding is something else than chunked, once"}
-		}
-		h.chunked = true
+		return h.noteCoding(f.Value)
 	case connection:
 		return h.noteConnection(f.Value)
 	case upgrade:
-		if h.Upgrade != nil {
-			return bad("there is more than one Upgrade field")
-		}
-		if !all(f.Value, printable) {
-			return bad("Upgrade is not plain ASCII: %.40q", f.Value)
-		}
-		h.Upgrade = f.Value
+		return h.noteUpgrade(f.Value)
 	case te:
-		h.te = h.te || is(f.Value, "trailers")
+		for element := range bytes.SplitSeq(f.Value, []byte(",")) {
+			h.TakesTrailers = h.TakesTrailers || is(trim(element), "trailers")
+		}
+	case expect:
+		h.expects = h.expects || is(f.Value, "100-continue")
+	case announce:
+		return checkAnnouncement(f.Value)
+	case disguise:
+		return bad("field %s may pass for one that frames the body", f.Name)
 	}
 	return nil
 }
 
+// noteLength takes in Content-Length, which may be there twice if it says the same.
 func (h *head) noteLength(v []byte) error {
 	if len(v) == 0 || len(v) > 18 {
 		return bad("Content-Length is no number of up to 18 digits: %.40q", v)
 	}
 	var n int64
 	for _, c := range v {
-		if c < '0' || c > '9' {
+		if !isDigit(c) {
 			return bad("Content-Length is no number: %.40q", v)
 		}
 		n = 10*n + int64(c-'0')
 	}
-	if h.lengths > 0 && n != h.declared {
+	if h.declared >= 0 && n != h.declared {
 		return bad("there are two values of Content-Length")
 	}
-	h.lengths++
 	h.declared = n
 	return nil
+}
+
+// noteCoding takes in Transfer-Encoding. Unless it ends with chunked nobody knows where the body ends (RFC 9112, 6.3).
+func (h *head) noteCoding(v []byte) error {
+	if h.chunked {
+		return bad("there is more than one Transfer-Encoding field")
+	}
+	if h.chunked = is(v, "chunked"); h.chunked {
+		return nil
+	}
+	last, chunks := v, 0
+	for coding := range bytes.SplitSeq(v, []byte(",")) {
+		if last = trim(coding); !isToken(last) {
+			return bad("Transfer-Encoding is malformed: %.40q", v)
+		}
+		if is(last, "chunked") {
+			chunks++
+		}
+	}
+	if chunks != 1 || !is(last, "chunked") {
+		return bad("Transfer-Encoding does not end with chunked, once: %.40q", v)
+	}
+	return &Error{statusNotImplemented, "Transfer-Encoding has more in it than chunked"}
 }
 
 // noteConnection takes in the options of a Connection field.
 func (h *head) noteConnection(v []byte) error {
 	for option := range bytes.SplitSeq(v, []byte(",")) {
+		if h.options++; h.options > maxOptions {
+			return bad("Connection has more than 64 options")
+		}
 		option = trim(option)
 		switch {
 		case len(option) == 0:
@@ -200,81 +189,109 @@ func (h *head) noteConnection(v []byte) error {
 	return nil
 }
 
-// dropNamed marks the fields that Connection names, for this connection only. What routes and frames the message can't be
-// dropped.
-func (h *head) dropNamed() {
-	for i := range h.Fields {
-		f := &h.Fields[i]
-		if (f.kind == plain || f.kind == report) && h.names(f.Name) {
-			f.kind = hop
+func (h *head) noteUpgrade(v []byte) error {
+	if h.Upgrade != nil {
+		return bad("there is more than one Upgrade field")
+	}
+	for protocol := range bytes.SplitSeq(v, []byte(",")) {
+		name, version, versioned := bytes.Cut(trim(protocol), []byte("/"))
+		if !isToken(name) || versioned && !isToken(version) {
+			return bad("Upgrade is malformed: %.40q", v)
+		}
+		// h2c would hide further requests from whoever routes them; RFC 9113 has dropped it.
+		if is(name, "h2c") {
+			return nil
 		}
 	}
+	h.Upgrade = v
+	return nil
 }
 
-func (h *head) names(field []byte) bool {
-	return slices.ContainsFunc(h.Fields, func(c Field) bool {
-		if c.kind != connection {
-			return false
+// checkAnnouncement wants Trailer to name fields that may be trailers.
+func checkAnnouncement(v []byte) error {
+	for name := range bytes.SplitSeq(v, []byte(",")) {
+		if name = trim(name); len(name) > 0 && !isToken(name) {
+			return bad("Trailer has something else than names in it: %.40q", v)
 		}
-		for option := range bytes.SplitSeq(c.Value, []byte(",")) {
-			if bytes.EqualFold(trim(option), field) {
-				return true
-			}
+		if !mayTrail(kindOf(name)) {
+			return bad("field %.40s must not be a trailer", name)
 		}
-		return false
-	})
+	}
+	return nil
 }
 
 // settle concludes what the fields say together.
 func (h *head) settle() error {
+	if h.named {
+		h.dropNamed()
+	}
 	switch {
-	case h.chunked && h.lengths > 0:
+	case h.chunked && h.declared >= 0:
 		return bad("there are both Content-Length and Transfer-Encoding")
 	case h.chunked && h.Minor == 0:
 		return bad("Transfer-Encoding came with HTTP/1.0")
 	case h.chunked:
 		h.Framing = Chunked
-	case h.lengths > 0:
+	case h.declared >= 0:
 		h.Framing, h.Length = Length, h.declared
 	}
 	h.KeepAlive = !h.close && (h.Minor == 1 || h.open)
-	if !h.upgrades {
+	if !h.upgrades || h.Minor == 0 {
 		h.Upgrade = nil
 	}
-	h.TakesTrailers = h.te
 	return nil
 }
 
-// version reads what follows "HTTP/".
-func version(b []byte) (minor int, err error) {
+// dropNamed marks the fields that Connection names, for this connection only. What routes and frames the message can't be
+// dropped.
+func (h *head) dropNamed() {
+	for i := range h.Fields {
+		if f := &h.Fields[i]; f.kind == plain && h.names(f.Name) {
+			f.kind = hop
+		}
+	}
+}
+
+// names reports whether Connection names a field.
+func (h *head) names(field []byte) bool {
+	for i := range h.Fields {
+		if h.Fields[i].kind != connection {
+			continue
+		}
+		for option := range bytes.SplitSeq(h.Fields[i].Value, []byte(",")) {
+			if bytes.EqualFold(trim(option), field) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// readVersion reads the version of HTTP.
+func readVersion(b []byte) (minor int, err error) {
 	switch string(b) {
 	case "HTTP/1.1":
 		return 1, nil
 	case "HTTP/1.0":
 		return 0, nil
 	}
-	if len(b) == 8 && string(b[:5]) == "HTTP/" && b[6] == '.' {
-		return 0, &Error{http.StatusHTTPVersionNotSupported, "the version is not HTTP/1.0 or HTTP/1.1"}
+	if len(b) == 8 && string(b[:5]) == "HTTP/" && isDigit(b[5]) && b[6] == '.' && isDigit(b[7]) {
+		return 0, &Error{statusVersionNotSupported, "the version is not HTTP/1.0 or HTTP/1.1"}
 	}
 	return 0, bad("the version of HTTP is malformed: %.40q", b)
 }
 
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
+
 // appendFields appends the fields that are for the other end, too.
 func (h *head) appendFields(dst []byte) []byte {
 	for i := range h.Fields {
-		f := &h.Fields[i]
-		switch f.kind {
+		switch f := &h.Fields[i]; f.kind {
 		case plain, host, expect:
+			dst = appendField(dst, f)
 		case announce:
 			dst = appendAnnouncement(dst, f)
-			continue
-		default:
-			continue
 		}
-		dst = append(dst, f.Name...)
-		dst = append(dst, ": "...)
-		dst = append(dst, f.Value...)
-		dst = append(dst, "\r\n"...)
 	}
 	return dst
 }
@@ -284,7 +301,7 @@ func appendAnnouncement(dst []byte, f *Field) []byte {
 	start, names := len(dst), 0
 	dst = append(append(dst, f.Name...), ": "...)
 	for name := range bytes.SplitSeq(f.Value, []byte(",")) {
-		if name = trim(name); len(name) == 0 || kindOf(name) == mesh || kindOf(name) == report {
+		if name = trim(name); len(name) == 0 || kindOf(name) != plain || onlyInHeads(name) {
 			continue
 		}
 		if names++; names > 1 {
@@ -298,14 +315,14 @@ func appendAnnouncement(dst []byte, f *Field) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// appendFraming appends the fields that tell how the body ends, and those that concern the connection.
-func (h *head) appendFraming(dst []byte, f Framing, length int64) []byte {
-	switch {
-	case f == Length && length >= 0:
+// appendFraming appends the field that tells how the body ends.
+func appendFraming(dst []byte, f Framing, length int64) []byte {
+	switch f {
+	case Length:
 		dst = append(dst, "Content-Length: "...)
 		dst = strconv.AppendInt(dst, length, 10)
 		dst = append(dst, "\r\n"...)
-	case f == Chunked:
+	case Chunked:
 		dst = append(dst, "Transfer-Encoding: chunked\r\n"...)
 	}
 	return dst
