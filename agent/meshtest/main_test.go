@@ -5,7 +5,6 @@ package meshtest_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -34,21 +33,5 @@ var programs = sync.OnceValues(func() (meshtest.Programs, error) {
 	if err != nil {
 		return meshtest.Programs{}, err
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return meshtest.Programs{}, err
-	}
-	args := []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", dir}
-	if os.Getenv("HEADROOM_RACE") == "1" {
-		args = []string{"build", "-race", "-o", dir}
-	}
-	const cmd = "github.com/headroom-mesh/headroom/cmd/"
-	build := exec.Command("go", append(args, cmd+"agent", cmd+"meshctl")...)
-	if os.Getenv("HEADROOM_RACE") != "1" {
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	}
-	if out, err := build.CombinedOutput(); err != nil {
-		return meshtest.Programs{}, fmt.Errorf("build the programs: %w\n%s", err, out)
-	}
-	return meshtest.Programs{Agent: filepath.Join(dir, "agent"), Meshctl: filepath.Join(dir, "meshctl"), Etcd: self}, nil
+	return meshtest.Build(dir)
 })

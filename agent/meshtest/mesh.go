@@ -40,7 +40,7 @@ type Programs struct {
 type Config struct {
 	Programs Programs
 	Nodes    []string // default a, b, c
-	Replicas int      // on each node; default 3
+	Replicas int      // on each node; default 3, negative: none
 	// IPv6 uses fd00::/64 instead of 10.77.0.0/24.
 	IPv6 bool
 	// EtcdApart has etcd on a node of its own. Default: it is embedded in the agent of the first node.
@@ -135,6 +135,9 @@ func (m *Mesh) loopback() string {
 // startReplicas starts the replicas of a node and declares them to its agent.
 func (m *Mesh) startReplicas(n *Node) {
 	m.t.Helper()
+	if m.cfg.Replicas < 0 {
+		return
+	}
 	var file strings.Builder
 	fmt.Fprintf(&file, "apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: %s}\nspec:\n  endpoints:\n", Service)
 	for range m.cfg.Replicas {

@@ -99,6 +99,9 @@ func lastLines(text string, n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
+// PID returns the number of the process.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
 // Signal sends a signal, if the process still runs.
 func (p *Process) Signal(s os.Signal) {
 	p.t.Helper()

@@ -2,6 +2,7 @@
 package ca
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -98,23 +99,31 @@ func existing(dir string) string {
 	return ""
 }
 
+// create makes a CA, and tries it before it is stored: not all names of trust domains can be constraints.
 func create(dir string, o Options, now time.Time) (*CA, error) {
+	ca, err := selfSigned(o, now)
+	if err == nil {
+		err = ca.try(now)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make a CA for trust domain %q: %w: is it a name that a host could have?", o.Domain.Name(), err)
+	}
+	return ca, ca.store(dir)
+}
+
+func selfSigned(o Options, now time.Time) (*CA, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
 	}
 	serial := newSerial()
-	life := o.Life
-	if life == 0 {
-		life = Life
-	}
 	template := &x509.Certificate{
 		SerialNumber: serial,
 		// Two CAs of a domain are told apart by the name.
 		Subject:               pkix.Name{CommonName: "Headroom CA " + hex.EncodeToString(serial.Bytes()[:4]), Organization: []string{o.Domain.Name()}},
 		URIs:                  []*url.URL{o.Domain.ID().URL()},
 		NotBefore:             now.Add(-slack),
-		NotAfter:              now.Add(life),
+		NotAfter:              now.Add(cmp.Or(o.Life, Life)),
 		IsCA:                  true,
 		BasicConstraintsValid: true,
 		MaxPathLenZero:        true, // no CAs below it
@@ -125,20 +134,13 @@ func create(dir string, o Options, now time.Time) (*CA, error) {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
-		return nil, fmt.Errorf("make a CA for %s: %w", o.Domain, err)
+		return nil, err
 	}
 	certificate, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("make a CA for %s: %w", o.Domain, err)
-	}
-	ca := &CA{Domain: o.Domain, Certificate: certificate, Roots: encode("CERTIFICATE", der), key: key}
-	if err := ca.try(now); err != nil {
-		return nil, fmt.Errorf("no agent could use a CA for trust domain %q: %w; choose a name that a host could have", o.Domain.Name(), err)
-	}
-	return ca, ca.store(dir)
+	return &CA{Domain: o.Domain, Certificate: certificate, Roots: encode("CERTIFICATE", der), key: key}, err
 }
 
-// try issues a certificate that nobody gets: not all names of trust domains can be constraints.
+// try issues a certificate that nobody gets.
 func (ca *CA) try(now time.Time) error {
 	id, err := identity.NodeID(ca.Domain, "trial")
 	if err != nil {
