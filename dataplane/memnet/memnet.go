@@ -328,6 +328,21 @@ func (c *conn) update(change func()) error {
 	return nil
 }
 
+// HungUp reports whether the other end has ended its direction, or all, and that can be known here. It is what a relay
+// asks the kernel of real connections.
+func (c *conn) HungUp() bool {
+	c.net.mu.Lock()
+	defer c.net.mu.Unlock()
+	return c.reset || !c.silentLocked() && c.peer.closedWrite
+}
+
+// Quiet reports whether a read would wait.
+func (c *conn) Quiet() bool {
+	c.net.mu.Lock()
+	defer c.net.mu.Unlock()
+	return !c.closed && !c.reset && (c.silentLocked() || len(c.inbox) == 0 && !c.peer.closedWrite)
+}
+
 func (c *conn) LocalAddr() net.Addr  { return c.addr }
 func (c *conn) RemoteAddr() net.Addr { return c.peer.addr }
 
