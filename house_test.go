@@ -51,6 +51,7 @@ const imports = `
 	registry/etcd, registry/embedded, agent/admin     < agent
 	dataplane/identity/ca                             < agent, cmd/meshctl
 	agent, registry/registrytest, dataplane/memnet    < agent/meshtest
+	NONE                                              < agent/conformance
 
 	agent                                             < cmd/agent
 	api/mesh/v1, policy/document, policy/localservice < cmd/meshctl

@@ -1,0 +1,219 @@
+//go:build linux
+
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/headroom-mesh/headroom/agent/meshtest"
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+)
+
+// patience bounds every wait for something that must happen soon.
+const patience = 20 * time.Second
+
+// target is where a suite finds what it calls.
+type target struct {
+	node     *meshtest.Node    // where callers are
+	services map[string]string // HOST:PORT of each
+	proxy    string            // HOST:PORT of the agent's proxy; empty if there is no agent
+	programs meshtest.Programs
+}
+
+// suites are run one after another, as each has to leave the agents as it found them.
+func suites() []suite {
+	return []suite{
+		{"curl", testCurl},
+		{"curl by proxy", testCurlByProxy},
+		{"go", testGo},
+		{"websocket", testWebSocket},
+		{"tcp", testTCP},
+		{"tls", testTLS},
+		{"h2spec", testH2spec},
+		{"grpc", testGRPC},
+		{"nghttp2", testNghttp2},
+	}
+}
+
+type suite struct {
+	name string
+	run  func(*testing.T, target)
+}
+
+// TestConformance runs all suites against the replicas themselves, which shows that the suites are right, and then with
+// one agent in between, and two. Agents connect with mutual TLS.
+func TestConformance(t *testing.T) { conform(t, false, "direct", "one agent", "two agents") }
+
+// TestConformancePlain has two agents that connect in the clear.
+func TestConformancePlain(t *testing.T) { conform(t, true, "two agents") }
+
+func conform(t *testing.T, plain bool, ways ...string) {
+	if testing.Short() {
+		t.Skip("whole meshes take long")
+	}
+	m := newMesh(t, plain)
+	if help, _ := exec.Command(m.programs.Agent, "--help").CombinedOutput(); !bytes.Contains(help, []byte("--listen")) {
+		ways = []string{"direct"} // for now
+	}
+	for _, way := range ways {
+		t.Run(way, func(t *testing.T) {
+			at, agents := m.target(way)
+			for _, s := range suites() {
+				t.Run(s.name, func(t *testing.T) {
+					defer settles(t, agents...)()
+					s.run(t, at)
+				})
+			}
+		})
+	}
+}
+
+// mesh has callers on node a, and all replicas on node b.
+type mesh struct {
+	*meshtest.Mesh
+	t        *testing.T
+	programs meshtest.Programs
+	agents   map[string]*meshtest.Agent
+	replicas map[string][]netip.AddrPort // by service
+	ports    map[string]uint16           // by service: where agents listen for callers
+}
+
+func newMesh(t *testing.T, plain bool) *mesh {
+	t.Helper()
+	built, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &mesh{t: t, programs: built, agents: map[string]*meshtest.Agent{}, replicas: map[string][]netip.AddrPort{}, ports: map[string]uint16{}}
+	for i, s := range services() {
+		m.ports[s.name] = uint16(20001 + i)
+	}
+	m.Mesh = meshtest.New(t, meshtest.Config{
+		Programs: built, Nodes: []string{"a", "b"}, Replicas: -1, EtcdApart: true, Plain: plain,
+		Flags: func(string) []string { return m.listenFlags() },
+	})
+	for _, s := range services() {
+		m.start(s)
+	}
+	m.StartEtcd()
+	for _, n := range m.Nodes {
+		m.agents[n.Name] = m.StartAgent(n)
+	}
+	return m
+}
+
+func (m *mesh) listenFlags() []string {
+	var flags []string
+	for _, name := range slices.Sorted(maps.Keys(m.ports)) {
+		flags = append(flags, "--listen", fmt.Sprintf("%s=127.0.0.1:%d", name, m.ports[name]))
+	}
+	return flags
+}
+
+// start starts two replicas of a service on node b, and declares them.
+func (m *mesh) start(s service) {
+	m.t.Helper()
+	b := m.Node("b")
+	file := fmt.Sprintf("apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: %s}\nspec:\n  endpoints:\n", s.name)
+	for range 2 {
+		l, err := b.Listen("127.0.0.1:0")
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		s.serve(m.t, l)
+		at := l.Addr().(*net.TCPAddr).AddrPort()
+		m.replicas[s.name] = append(m.replicas[s.name], at)
+		file += fmt.Sprintf("  - address: %q\n", at)
+	}
+	m.WriteService(b, s.name+".yaml", file)
+}
+
+// target returns what stands for a way to the replicas, and the agents on it.
+func (m *mesh) target(way string) (target, []*meshtest.Agent) {
+	at := target{node: m.Node("b"), services: map[string]string{}, programs: m.programs}
+	if way == "direct" {
+		for name, replicas := range m.replicas {
+			at.services[name] = replicas[0].String()
+		}
+		return at, nil
+	}
+	agents := []*meshtest.Agent{m.agents["b"]}
+	if way == "two agents" {
+		at.node, agents = m.Node("a"), []*meshtest.Agent{m.agents["a"], m.agents["b"]}
+	}
+	at.proxy = "127.0.0.1:15001"
+	for name, port := range m.ports {
+		at.services[name] = fmt.Sprintf("127.0.0.1:%d", port)
+	}
+	meshtest.Eventually(m.t, patience, "the agents know every replica", m.complete)
+	return at, agents
+}
+
+// complete reports whether both agents may use every replica.
+func (m *mesh) complete() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for name, replicas := range m.replicas {
+		top, err := m.agents["a"].Admin.Top(ctx, &meshv1.TopRequest{Service: name})
+		if err != nil || len(top.Agents) != len(m.agents) {
+			return false
+		}
+		for _, o := range top.Agents {
+			if len(o.Outbound) != 1 || len(o.Outbound[0].Endpoints) != len(replicas) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// url returns the URL of a path at a service.
+func (at target) url(service, path string) string { return "http://" + at.services[service] + path }
+
+// dial connects to HOST:PORT from where callers are.
+func (at target) dial(t *testing.T, address string) *net.TCPConn {
+	t.Helper()
+	c, err := at.node.DialContext(t.Context(), "tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	return c.(*net.TCPConn)
+}
+
+// run runs a program where callers are, and returns what it wrote and its exit code.
+func (at target) run(t *testing.T, stdin io.Reader, program string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	if !filepath.IsAbs(program) {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Fatalf("%v: `make deps` installs it", err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c := exec.CommandContext(ctx, program, args...)
+	var out, problems bytes.Buffer
+	c.Stdin, c.Stdout, c.Stderr = stdin, &out, &problems
+	if err := at.node.Do(c.Start); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Wait(); err != nil && c.ProcessState.ExitCode() < 0 {
+		t.Fatalf("%s %s: %v\n%s", program, strings.Join(args, " "), err, problems.String())
+	}
+	return out.String(), problems.String(), c.ProcessState.ExitCode()
+}
