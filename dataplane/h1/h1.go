@@ -78,7 +78,7 @@ func kindOf(name []byte) kind {
 		return when(is(name, "upgrade"), upgrade) | when(is(name, "trailer"), announce)
 	}
 	switch {
-	case len(name) < 10:
+	case len(name) < len("headroom-"):
 		return plain
 	case is(name, "connection"):
 		return connection

@@ -36,6 +36,7 @@ type head struct {
 type said struct {
 	chunked  bool
 	declared int64 // Content-Length; -1: none
+	length   []byte
 	host     []byte
 	hosts    int
 
@@ -135,10 +136,10 @@ func (h *head) noteLength(v []byte) error {
 		}
 		n = 10*n + int64(c-'0')
 	}
-	if h.declared >= 0 && n != h.declared {
+	if h.declared >= 0 && !bytes.Equal(v, h.length) {
 		return bad("there are two values of Content-Length")
 	}
-	h.declared = n
+	h.declared, h.length = n, v
 	return nil
 }
 
