@@ -1,7 +1,7 @@
 package agent
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"net/netip"
 	"time"
@@ -57,23 +57,16 @@ func (c Config) certificates(now time.Time) (identity.Loader, error) {
 
 // certified returns the ID to have certified by the CA, which it makes if there is none.
 func (c Config) certified(now time.Time) (id identity.ID, err error) {
-	wanted := c.TrustDomain
-	if wanted == "" {
-		wanted = identity.DefaultDomain
-	}
-	domain, err := identity.ParseDomain(wanted)
+	domain, err := identity.ParseDomain(cmp.Or(c.TrustDomain, identity.DefaultDomain))
 	if err != nil {
 		return id, err
 	}
-	authority, err := ca.Open(c.CA)
-	if errors.Is(err, ca.ErrNone) {
-		authority, err = ca.OpenOrInit(c.CA, ca.Options{Domain: domain}, now)
-		if err == nil {
-			c.Log.Info("made a CA: other agents need certificates of it, by --ca with a copy of the folder, or by --tls with files of 'meshctl ca issue'", "ca", c.CA)
-		}
-	}
+	authority, made, err := ca.OpenOrInit(c.CA, ca.Options{Domain: domain}, now)
 	if err != nil {
 		return id, fmt.Errorf("--ca: %w; want a CA with its key, or --tls for a certificate from elsewhere", err)
+	}
+	if made {
+		c.Log.Info("made a CA: other agents need certificates of it, by --ca with a copy of the folder, or by --tls with files of 'meshctl ca issue'", "ca", c.CA)
 	}
 	id, err = identity.NodeID(authority.Domain, c.Node)
 	if err != nil {

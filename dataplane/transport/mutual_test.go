@@ -83,13 +83,11 @@ func sourceOf(t *testing.T, files ca.Files) *identity.Source {
 	return s
 }
 
-// end is one end of connections.
+// end is the one that is dialled.
 type end struct {
-	transport transport.Transport
-	metrics   *prometheus.Registry
-	log       *bytes.Buffer // of its Mux, to be read once that has ended
-	addr      netip.AddrPort
-	stop      func()
+	log  *bytes.Buffer // of its Mux, to be read once that has ended
+	addr netip.AddrPort
+	stop func()
 }
 
 func mutual(cfg transport.MutualConfig) (transport.Transport, *prometheus.Registry) {
@@ -105,7 +103,7 @@ func serve(t *testing.T, tr transport.Transport) *end {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &end{transport: tr, log: &bytes.Buffer{}, addr: l.Addr().(*net.TCPAddr).AddrPort()}
+	e := &end{log: &bytes.Buffer{}, addr: l.Addr().(*net.TCPAddr).AddrPort()}
 	mux := transport.NewMux(tr, slog.New(slog.NewTextHandler(e.log, nil)), nil)
 	http := mux.Listener(transport.HTTP)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -62,9 +62,6 @@ type Options struct {
 
 // Init makes a CA in a folder, which it makes too. It returns an error that is fs.ErrExist if there is one.
 func Init(dir string, o Options, now time.Time) (*CA, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the folder of the CA: %w", err)
-	}
 	unlock, err := lock(dir)
 	if err != nil {
 		return nil, err
@@ -77,16 +74,18 @@ func Init(dir string, o Options, now time.Time) (*CA, error) {
 }
 
 // OpenOrInit opens the CA of a folder, or makes one if the folder has none. Any number of agents may do so at once.
-func OpenOrInit(dir string, o Options, now time.Time) (*CA, error) {
-	ca, err := Open(dir)
-	if !errors.Is(err, ErrNone) {
-		return ca, err
+func OpenOrInit(dir string, o Options, now time.Time) (ca *CA, made bool, err error) {
+	unlock, err := lock(dir)
+	if err != nil {
+		return nil, false, err
 	}
-	made, err := Init(dir, o, now)
-	if errors.Is(err, fs.ErrExist) {
-		return Open(dir)
+	defer unlock()
+	ca, err = Open(dir)
+	if errors.Is(err, ErrNone) {
+		ca, err = create(dir, o, now)
+		return ca, err == nil, err
 	}
-	return made, err
+	return ca, false, err
 }
 
 // existing returns a file of the CA in a folder, if there is one.

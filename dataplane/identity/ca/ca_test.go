@@ -88,7 +88,7 @@ func TestInitSpareWhatIsThere(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "ca.crt")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ca.OpenOrInit(dir, ca.Options{Domain: first.Domain}, time.Now()); err == nil || !strings.Contains(err.Error(), "ca.crt") {
+	if _, _, err := ca.OpenOrInit(dir, ca.Options{Domain: first.Domain}, time.Now()); err == nil || !strings.Contains(err.Error(), "ca.crt") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -101,7 +101,7 @@ func TestManyMakeOneCA(t *testing.T) {
 	for i := range made {
 		agents.Go(func() {
 			var err error
-			if made[i], err = ca.OpenOrInit(dir, ca.Options{Domain: domain(t, "headroom.local")}, time.Now()); err != nil {
+			if made[i], _, err = ca.OpenOrInit(dir, ca.Options{Domain: domain(t, "headroom.local")}, time.Now()); err != nil {
 				t.Error(err)
 			}
 		})

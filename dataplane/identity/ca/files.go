@@ -38,8 +38,11 @@ func WriteFile(path string, content []byte) error {
 	return nil
 }
 
-// lock keeps others from making a CA in the folder until unlock is called.
+// lock makes a folder, and keeps others from making a CA in it until unlock is called.
 func lock(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder of the CA: %w", err)
+	}
 	folder, err := os.Open(dir)
 	if err != nil {
 		return nil, fmt.Errorf("lock the folder of the CA: %w", err)
