@@ -153,7 +153,7 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener) error {
 	run(&background, func() error { return d.inbound.Run(rest) })
 	run(&background, func() error { return responder.Serve(rest, d.probing) })
 	run(&serving, func() error {
-		return d.relay.Serve(ctx, proxy, relay.Entry{Router: d.outbound.Router(), Explicit: true})
+		return d.relay.Serve(ctx, proxy, relay.Entry{Router: d.outbound.Router()})
 	})
 	run(&serving, func() error { return d.relay.Serve(ctx, d.http, d.fromAgents(relay.HTTP1)) })
 	run(&serving, func() error { return d.relay.Serve(ctx, d.http2, d.fromAgents(relay.HTTP2)) })

@@ -110,7 +110,7 @@ func TestMalformedRequests(t *testing.T) {
 		name, request string
 		status        int // 0: the mesh may just hang up
 	}{
-		{"garbage", "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400},
+		{"garbage", "\x00\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400},
 		{"words", "hello there\r\n\r\n", 400},
 		{"no version", "GET /\r\n\r\n", 400},
 		{"strange version", "GET / HTTP/3.0\r\nHost: web.mesh\r\n\r\n", 505},

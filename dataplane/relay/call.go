@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"strconv"
@@ -19,8 +20,12 @@ func (s *session) serve(now time.Time) bool {
 	s.body.begin(&s.head.Request)
 	s.place.waits(answer, now)
 	call := s.entry.Router.Begin(&s.head, now)
+	s.lingers = false
 	ending, keep := s.carry(call)
 	call.End(ending, time.Now())
+	if !keep && s.lingers {
+		s.linger()
+	}
 	return keep && s.place.waits(nothing, now) && !s.ending.Load()
 }
 
@@ -67,9 +72,7 @@ func (s *session) refuse(f *fault.Error) (e Ending, keep bool) {
 	if s.answerFault(f, keep, string(s.head.Request.Method) == http.MethodHead) != nil {
 		return e, false
 	}
-	if !keep {
-		s.linger()
-	}
+	s.lingers = true
 	return e, keep
 }
 
@@ -201,11 +204,8 @@ func (s *session) exchange(call Call, hop *Hop, up *upstreamConn) (e Ending, kee
 	if failed != nil {
 		return e, false, failed
 	}
-	keep = x.whole && x.keep && uploaded
-	if x.whole && !keep {
-		s.linger()
-	}
-	return e, keep, nil
+	s.lingers = x.whole
+	return e, x.whole && x.keep && uploaded, nil
 }
 
 // lateWrite is how long a caller may take, once its time is out, to read what it is told of that.
@@ -218,6 +218,7 @@ type exchange struct {
 	hop  *Hop
 	up   *upstreamConn
 
+	heard     bool // something came in answer
 	uploading bool
 	uploaded  chan struct{}
 	callers   *fault.Error // what is wrong with the caller's body; read after uploaded
@@ -266,10 +267,21 @@ func (x *exchange) broken(err error, unsent bool) *fault.Error {
 		return x.callers
 	case !x.hop.Deadline.IsZero() && errors.Is(err, os.ErrDeadlineExceeded):
 		return lateFault()
-	case !s.body.spilt && !x.uploading && (unsent || s.head.Idempotent()):
-		return fault.New(stale, "the connection to %s broke: %v", x.hop.To.target.Name, err)
+	case !s.body.spilt && !x.heard && (unsent || s.head.Idempotent()):
+		return fault.New(stale, "the connection to the replica broke: %v", innermost(err))
 	}
-	return fault.New(fault.Reset, "the connection to the replica broke: %v", err)
+	return fault.New(fault.Reset, "the connection to the replica broke: %v", innermost(err))
+}
+
+// innermost returns what is of interest to callers in an error of a connection.
+func innermost(err error) error {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		err = op.Err
+	}
+	if call, ok := errors.AsType[*os.SyscallError](err); ok {
+		err = call.Err
+	}
+	return err
 }
 
 // callersFault returns what an error of reading the caller's body amounts to. It keeps the caller's failures from being
@@ -278,7 +290,7 @@ func callersFault(err error) *fault.Error {
 	if malformed, ok := errors.AsType[*h1.Error](err); ok {
 		return fault.New(fault.BadRequest, "the body of the request is malformed: %v", malformed)
 	}
-	return fault.New(fault.Canceled, "the caller broke off its request: %v", err)
+	return fault.New(fault.Canceled, "the caller broke off its request: %v", innermost(err))
 }
 
 // receive reads the answer and passes it on.
@@ -298,7 +310,7 @@ func (x *exchange) receive() (e Ending, failed *fault.Error) {
 			}
 		}
 	}
-	if f := s.checkSwitch(); f != nil {
+	if f := x.checkSwitch(); f != nil {
 		return e, f
 	}
 	fields, no := x.call.Answered(&s.resp, time.Now())
@@ -315,8 +327,8 @@ func (x *exchange) receive() (e Ending, failed *fault.Error) {
 // readHead reads the head of an answer.
 func (x *exchange) readHead() *fault.Error {
 	s := x.session
-	any := s.up.r < s.up.w
 	for {
+		x.heard = x.heard || s.up.r < s.up.w
 		n, err := s.resp.Parse(s.up.bytes(), s.head.Request.Method)
 		if err != nil {
 			return fault.New(fault.MalformedResponse, "the replica's response is malformed: %v", err)
@@ -327,13 +339,8 @@ func (x *exchange) readHead() *fault.Error {
 		}
 		if err := s.up.fill(x.up.socket); err != nil {
 			x.stopUpload()
-			f := x.broken(err, false)
-			if any && f.Reason == stale {
-				f.Reason = fault.Reset
-			}
-			return f
+			return x.broken(err, false)
 		}
-		any = true
 	}
 }
 
@@ -353,9 +360,13 @@ func (x *exchange) discard() bool {
 }
 
 // checkSwitch says what is wrong with a change of protocols.
-func (s *session) checkSwitch() *fault.Error {
-	if s.resp.Code != http.StatusSwitchingProtocols {
+func (x *exchange) checkSwitch() *fault.Error {
+	s := x.session
+	switch {
+	case s.resp.Code != http.StatusSwitchingProtocols:
 		return nil
+	case x.uploading && !x.isUploaded():
+		return fault.New(fault.MalformedResponse, "the replica switched protocols before it had the whole request")
 	}
 	if s.resp.Upgrade == nil || !strings.EqualFold(string(s.resp.Upgrade), string(s.head.Upgrade)) {
 		return fault.New(fault.MalformedResponse, "the replica switched to protocol %q when %q was asked for", s.resp.Upgrade, s.head.Upgrade)

@@ -39,7 +39,8 @@ func New(cfg Config) *Engine {
 	if cfg.DrainTimeout == 0 {
 		cfg.DrainTimeout = 30 * time.Second
 	}
-	e := &Engine{cfg: cfg, metrics: newMetrics(cfg.Metrics), upstreams: map[*Upstream]bool{}}
+	e := &Engine{cfg: cfg, upstreams: map[*Upstream]bool{}}
+	e.metrics = newMetrics(cfg.Metrics, e.connections)
 	e.works.New = func() any { return newWork() }
 	return e
 }
@@ -86,13 +87,22 @@ func (e *Engine) all() []*Upstream {
 	return all
 }
 
+// connections counts those to upstreams.
+func (e *Engine) connections() int {
+	n := 0
+	for _, u := range e.all() {
+		n += u.connections()
+	}
+	return n
+}
+
 // reap closes connections that were not used for long, and forgets upstreams without any.
 func (e *Engine) reap(now time.Time) {
 	for _, u := range e.all() {
 		u.closeIdleSince(now.Add(-u.target.IdleTimeout))
 		u.checkHTTP2(now, now.Add(-u.target.IdleTimeout))
 		e.mu.Lock()
-		if u.empty() {
+		if u.connections() == 0 {
 			delete(e.upstreams, u)
 		}
 		e.mu.Unlock()

@@ -8,7 +8,8 @@ type metrics struct {
 	connected prometheus.Counter
 }
 
-func newMetrics(r prometheus.Registerer) *metrics {
+// newMetrics takes what counts the connections to upstreams.
+func newMetrics(r prometheus.Registerer, upstreams func() int) *metrics {
 	m := &metrics{
 		accepted: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "headroom_relay_accepted_total",
@@ -23,8 +24,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Help: "Connections made to replicas and to other agents.",
 		}),
 	}
+	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "headroom_relay_upstreams",
+		Help: "Open connections to replicas and to other agents, those included that are kept for the next call.",
+	}, func() float64 { return float64(upstreams()) })
 	if r != nil {
-		r.MustRegister(m.accepted, m.open, m.connected)
+		r.MustRegister(m.accepted, m.open, m.connected, open)
 	}
 	return m
 }

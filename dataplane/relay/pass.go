@@ -1,8 +1,10 @@
 package relay
 
 import (
+	"bytes"
 	"errors"
 	"io"
+	"net/netip"
 	"os"
 	"time"
 
@@ -14,7 +16,11 @@ import (
 // maxVisits is how often a request may come through the mesh before that counts as a loop.
 const maxVisits = 10
 
-const viaUs = "1.1 headroom"
+// How agents call themselves in the field Via.
+const (
+	viaName = " headroom"
+	viaUs   = "1.1" + viaName
+)
 
 // looped reports whether the request has gone around in circles.
 func (s *session) looped() bool {
@@ -23,15 +29,31 @@ func (s *session) looped() bool {
 	}
 	n := 0
 	for i := range s.head.Fields {
-		if f := &s.head.Fields[i]; len(f.Name) == 3 && h1.Is(f.Name, "via") && string(f.Value) == viaUs {
-			n++
+		if f := &s.head.Fields[i]; h1.Is(f.Name, "via") {
+			n += visits(f.Value)
 		}
 	}
 	return n >= maxVisits
 }
 
+// visits counts the elements of a Via field that stand for an agent.
+func visits(via []byte) (n int) {
+	for element := range bytes.SplitSeq(via, []byte(",")) {
+		if bytes.HasSuffix(bytes.TrimRight(element, " \t"), []byte(viaName)) {
+			n++
+		}
+	}
+	return n
+}
+
 // appendHead appends the head of the request as the next station sees it.
 func (s *session) appendHead(dst []byte, hop *Hop) []byte {
+	switch hop.Forwarded {
+	case policy.ForwardedXFF:
+		s.head.Drop("x-forwarded-for") // which is part of the new one
+	case policy.ForwardedRFC:
+		s.head.Drop("forwarded")
+	}
 	dst = s.head.Append(dst)
 	if !s.entry.Agents {
 		dst = append(dst, "Via: "+viaUs+"\r\n"...)
@@ -49,20 +71,15 @@ func appendFields(dst []byte, fields []Field) []byte {
 	return dst
 }
 
-// appendForwarded tells the replica where the caller is. A list may be spread over several fields.
+// appendForwarded tells the replica where the caller is.
 func (s *session) appendForwarded(dst []byte, how policy.Forwarded) []byte {
 	if how == policy.ForwardedRFC {
-		dst = append(dst, "Forwarded: for="...)
-		if s.source.Addr().Is4() {
-			dst = s.source.Addr().AppendTo(dst)
-		} else {
-			dst = append(dst, `"[`...)
-			dst = s.source.Addr().AppendTo(dst)
-			dst = append(dst, `]"`...)
-		}
+		dst = s.appendJoined(dst, "Forwarded", "forwarded")
+		dst = append(dst, "for="...)
+		dst = appendNode(dst, s.source.Addr())
 		return append(dst, ";proto=http\r\n"...)
 	}
-	dst = append(dst, "X-Forwarded-For: "...)
+	dst = s.appendJoined(dst, "X-Forwarded-For", "x-forwarded-for")
 	dst = s.source.Addr().AppendTo(dst)
 	dst = append(dst, "\r\n"...)
 	if _, ok := s.head.Field(nil, "x-forwarded-proto"); !ok {
@@ -72,6 +89,26 @@ func (s *session) appendForwarded(dst []byte, how policy.Forwarded) []byte {
 		dst = h1.AppendField(dst, "X-Forwarded-Host", s.head.Request.Authority)
 	}
 	return dst
+}
+
+// appendJoined begins a field with what the caller said in fields of that name, in one list, as many read only one.
+func (s *session) appendJoined(dst []byte, name, lower string) []byte {
+	dst = append(append(dst, name...), ": "...)
+	for i := range s.head.Fields {
+		if f := &s.head.Fields[i]; len(f.Value) > 0 && h1.Is(f.Name, lower) {
+			dst = append(append(dst, f.Value...), ", "...)
+		}
+	}
+	return dst
+}
+
+// appendNode appends an address as Forwarded has it (RFC 7239, 6).
+func appendNode(dst []byte, a netip.Addr) []byte {
+	if a.Is4() {
+		return a.AppendTo(dst)
+	}
+	dst = a.AppendTo(append(dst, `"[`...))
+	return append(dst, `]"`...)
 }
 
 // upload sends the rest of the request's body.
@@ -199,6 +236,9 @@ func (x *exchange) passBody(framing h1.Framing) Ending {
 	default:
 		err = x.passRest(framing)
 	}
+	if err != nil && framing == h1.UntilClose {
+		x.conn.abort() // else the body would look whole
+	}
 	return x.ending(err)
 }
 
@@ -225,12 +265,13 @@ func (x *exchange) passLength(left int64) error {
 		if int64(len(data)) > left {
 			data = data[:left]
 		}
-		left -= int64(len(data))
-		if len(s.out)+len(data) <= cap(s.out) {
+		took := len(data)
+		left -= int64(took)
+		if len(s.out)+took <= cap(s.out) {
 			s.out = append(s.out, data...)
 			data = nil
 		}
-		s.up.use(min(len(s.up.bytes()), cap(s.up.b)))
+		s.up.use(took)
 		if err := x.flushAnd(data); err != nil {
 			return err
 		}

@@ -16,10 +16,18 @@ type Entry struct {
 	Protocol Protocol
 	// Agents is whether the callers are other agents.
 	Agents bool
-	// Explicit is whether calls name their destination themselves.
-	Explicit bool
+	// Service says how connections are to be taken that can only be meant for one service. Nil: calls name theirs.
+	Service func() Service
 	// IdleTimeout is how long a connection stays open without a call. Default 2m.
 	IdleTimeout time.Duration
+}
+
+// Service says what is known of the service that connections are meant for.
+type Service struct {
+	// Protocol is what it speaks. Unknown: the first bytes tell.
+	Protocol Protocol
+	// DetectTimeout is how long to wait for the first bytes before a replica may speak first.
+	DetectTimeout time.Duration
 }
 
 // Serve serves the connections of l until ctx ends, then takes no new calls, lets those in flight finish, and returns. It is

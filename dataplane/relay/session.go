@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -15,7 +14,6 @@ import (
 	"github.com/headroom-mesh/headroom/dataplane/fault"
 	"github.com/headroom-mesh/headroom/dataplane/h1"
 	"github.com/headroom-mesh/headroom/dataplane/h2"
-	"golang.org/x/net/http2"
 )
 
 // session is a caller's connection. It has one goroutine, and while it waits for a call no memory but that.
@@ -30,6 +28,7 @@ type session struct {
 
 	readFirst func(fd uintptr) bool
 	firstErr  error
+	lingers   bool // after the last call
 
 	ending atomic.Bool // after the call under way
 
@@ -64,15 +63,20 @@ func (s *session) run() {
 	defer s.engine.watch.leave(s.place)
 	defer s.conn.Close()
 	defer s.release()
-	if s.entry.Protocol == HTTP2 {
-		s.serveHTTP2(nil)
-		return
-	}
-	if begun := s.detect(); begun != nil {
+	switch s.protocol() {
+	case HTTP1:
+		s.serveHTTP1()
+	case HTTP2:
+		begun := s.taken()
 		s.release()
 		s.serveHTTP2(begun)
-		return
+	case TCP:
+		s.serveTCP()
 	}
+}
+
+// serveHTTP1 serves one request after the other.
+func (s *session) serveHTTP1() {
 	for s.next() {
 		if s.in.r == s.in.w {
 			s.release()
@@ -102,7 +106,7 @@ func (s *session) drain() {
 		s.http2.Drain()
 	}
 	s.mu.Unlock()
-	if word := s.place.word.Load(); word%states == idle && s.place.end(word) {
+	if word := s.place.word.Load(); (word%states == idle || word%states == head) && s.place.end(word) {
 		s.conn.Close()
 	}
 }
@@ -171,26 +175,6 @@ func (s *session) next() bool {
 	s.head.source = s.source
 	defer s.in.free()
 	return s.serve(time.Now())
-}
-
-// detect returns what was read of a connection of HTTP/2, nil if it is none.
-func (s *session) detect() []byte {
-	if s.entry.Protocol != Unknown || !s.awaitFirst() {
-		return nil
-	}
-	for {
-		got := s.in.bytes()
-		n := min(len(got), len(http2.ClientPreface))
-		if string(got[:n]) != http2.ClientPreface[:n] {
-			return nil
-		}
-		if n == len(http2.ClientPreface) {
-			return bytes.Clone(got)
-		}
-		if s.in.fill(s.conn) != nil {
-			return nil
-		}
-	}
 }
 
 // awaitFirst waits for the first bytes of a request. Until they come it holds no buffer.

@@ -50,6 +50,15 @@ func (s *socket) closeWrite() error {
 	return errors.ErrUnsupported
 }
 
+// abort closes the connection in a way that the other end can't take for an ordinary end.
+func (s *socket) abort() {
+	c := below(s.Conn)
+	if l, ok := c.(interface{ SetLinger(sec int) error }); ok {
+		l.SetLinger(0)
+	}
+	c.Close()
+}
+
 // readNow reads what there is, without waiting. It returns false if there is nothing yet.
 func readNow(fd uintptr, into []byte) (n int, err error, done bool) {
 	for {

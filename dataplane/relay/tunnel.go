@@ -3,11 +3,13 @@ package relay
 import (
 	"io"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
 	"github.com/headroom-mesh/headroom/dataplane/h1"
+	"github.com/headroom-mesh/headroom/dataplane/sniff"
 )
 
 // upgrade passes on the change of protocols, and then bytes.
@@ -81,62 +83,111 @@ func (connected) Field(dst []byte, _ string) ([]byte, bool) { return dst, false 
 
 // connect makes a tunnel for CONNECT.
 func (s *session) connect(call Call, hop *Hop) (e Ending, keep bool, failed *fault.Error) {
-	if hop.To.target.Agent {
-		return s.connectByAgent(call, hop)
-	}
-	up, failed := s.dial(hop, TCP)
+	up, fields, failed := s.reach(call, hop, s.callerOf(&s.head))
 	if failed != nil {
 		return e, false, failed
 	}
-	defer up.drop()
-	x := exchange{session: s, call: call, hop: hop, up: up}
-	fields, failed := call.Answered(connected{}, time.Now())
-	if failed != nil {
-		return e, false, failed
-	}
-	return x.open(fields), false, nil
-}
-
-// connectByAgent makes a tunnel through the agent of the replica.
-func (s *session) connectByAgent(call Call, hop *Hop) (e Ending, keep bool, failed *fault.Error) {
-	up := hop.To.idleConn()
-	if up == nil {
-		if up, failed = s.dial(hop, TCP); failed != nil {
-			return e, false, failed
-		}
-	}
-	if !s.waitsOn(up) {
-		up.drop()
-		return e, false, fault.New(fault.Canceled, "the caller went away")
-	}
-	defer up.drop()
-	defer s.waitsOn(nil)
 	defer s.up.reset()
+	defer up.drop()
 	x := exchange{session: s, call: call, hop: hop, up: up}
-	s.out = s.appendHead(s.out[:0], hop)
-	if n, err := up.Write(s.out); err != nil {
-		return e, false, x.broken(err, n == 0)
-	}
-	if failed := x.readHead(); failed != nil {
-		return e, false, failed
-	}
-	fields, failed := call.Answered(&s.resp, time.Now())
-	switch {
-	case failed != nil:
-		return e, false, failed
-	case s.resp.Code/100 != 2:
-		return e, false, fault.New(fault.MalformedResponse, "the other agent answered CONNECT with %d", s.resp.Code)
-	}
-	return x.open(fields), false, nil
-}
-
-// open tells the caller that the tunnel is there.
-func (x *exchange) open(fields []Field) Ending {
-	s := x.session
 	s.out = append(s.out[:0], "HTTP/1.1 200 OK\r\n"...)
 	s.out = append(appendFields(s.out, fields), "\r\n"...)
 	if x.flush() != nil {
-		return Ending{Reason: fault.Canceled}
+		return Ending{Reason: fault.Canceled}, false, nil
 	}
-	return x.tunnel()
+	return x.tunnel(), false, nil
+}
+
+// callerOf returns where a call for a tunnel comes from: another agent says so.
+func (s *session) callerOf(h Head) netip.AddrPort {
+	if s.entry.Agents {
+		var scratch [64]byte
+		text, _ := h.Field(scratch[:0], FieldSource)
+		from, _ := netip.ParseAddrPort(string(text))
+		return from
+	}
+	return s.source
+}
+
+// reach opens a connection for bytes to where the call goes, at first or in the end by way of an agent.
+func (s *session) reach(call Call, hop *Hop, from netip.AddrPort) (up *upstreamConn, fields []Field, failed *fault.Error) {
+	if hop.To.target.Agent {
+		return s.reachByAgent(call, hop, from)
+	}
+	up, failed = s.dial(hop, TCP)
+	if failed != nil {
+		return nil, nil, failed
+	}
+	if hop.To.target.ProxyHeader {
+		if _, err := up.Write(sniff.AppendProxyHeader(nil, from, addrPort(up.RemoteAddr()))); err != nil {
+			up.drop()
+			return nil, nil, fault.New(fault.ConnectFailed, "no connection to %s: %v", hop.To.target.Name, err)
+		}
+	}
+	fields, failed = call.Answered(connected{}, time.Now())
+	return up, fields, failed
+}
+
+// reachByAgent asks the agent of the replica to connect.
+func (s *session) reachByAgent(call Call, hop *Hop, from netip.AddrPort) (*upstreamConn, []Field, *fault.Error) {
+	if up := hop.To.idleConn(); up != nil {
+		fields, failed := s.ask(call, hop, up, from)
+		if failed == nil {
+			return up, fields, nil
+		}
+		up.drop()
+		if failed.Reason != stale {
+			return nil, nil, failed
+		}
+	}
+	up, failed := s.dial(hop, HTTP1)
+	if failed != nil {
+		return nil, nil, failed
+	}
+	fields, failed := s.ask(call, hop, up, from)
+	if failed != nil {
+		up.drop()
+		if failed.Reason == stale {
+			failed.Reason = fault.ConnectFailed // nothing was sent to the replica
+		}
+		return nil, nil, failed
+	}
+	return up, fields, nil
+}
+
+// ask asks an agent, by CONNECT, for a connection to the replica.
+func (s *session) ask(call Call, hop *Hop, up *upstreamConn, from netip.AddrPort) ([]Field, *fault.Error) {
+	if !s.waitsOn(up) {
+		return nil, fault.New(fault.Canceled, "the caller went away")
+	}
+	defer s.waitsOn(nil)
+	out := append(s.out[:0], "CONNECT replica.mesh:0 HTTP/1.1\r\nHost: replica.mesh:0\r\n"...)
+	if from.IsValid() {
+		out = h1.AppendField(out, FieldSource, from.AppendTo(nil))
+	}
+	s.out = append(appendFields(out, hop.Fields), "\r\n"...)
+	if _, err := up.Write(s.out); err != nil {
+		return nil, fault.New(stale, "the connection to %s broke: %v", hop.To.target.Name, err)
+	}
+	for {
+		n, err := s.resp.Parse(s.up.bytes(), []byte(http.MethodConnect))
+		if err != nil {
+			return nil, fault.New(fault.MalformedResponse, "%s answers what is not HTTP: %v", hop.To.target.Name, err)
+		}
+		if n > 0 {
+			s.up.use(n)
+			break
+		}
+		if err := s.up.fill(up.socket); err != nil {
+			if s.isGone() {
+				return nil, fault.New(fault.Canceled, "the caller went away")
+			}
+			return nil, fault.New(stale, "the connection to %s broke: %v", hop.To.target.Name, err)
+		}
+	}
+	fields, failed := call.Answered(&s.resp, time.Now())
+	if failed == nil && s.resp.Code/100 != 2 {
+		failed = fault.New(fault.MalformedResponse, "%s answers CONNECT with %d", hop.To.target.Name, s.resp.Code)
+	}
+	return fields, failed
 }

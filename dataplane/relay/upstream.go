@@ -150,8 +150,9 @@ func (u *Upstream) Cut() {
 	}
 }
 
-func (u *Upstream) empty() bool {
+// connections counts those that are open.
+func (u *Upstream) connections() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return len(u.open) == 0 && len(u.http2) == 0
+	return len(u.open) + len(u.http2)
 }
