@@ -532,7 +532,8 @@ func TestUpgradeMidway(t *testing.T) {
 		for range 20 {
 			c := a.dial(t)
 			c.send("POST / HTTP/1.1\r\nHost: web.mesh\r\nConnection: Upgrade\r\nUpgrade: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n")
-			c.header("POST")
+			resp, body := c.answer("POST")
+			wantFault(t, resp, body, fault.MalformedResponse)
 			io.WriteString(c, "5\r\nabcde\r\n0\r\n\r\nmore and more")
 			c.wantEnd()
 			c.Close() // the replica may have ended its direction only

@@ -51,6 +51,15 @@ type said struct {
 // Field appends the value of the first field with a name, given in lower case, to dst.
 func (h *head) Field(dst []byte, name string) ([]byte, bool) { return fieldOf(h.Fields, dst, name) }
 
+// Drop keeps the fields with a name, given in lower case, from being sent on.
+func (h *head) Drop(name string) {
+	for i := range h.Fields {
+		if f := &h.Fields[i]; f.kind == plain && is(f.Name, name) {
+			f.kind = hop
+		}
+	}
+}
+
 func (h *head) reset() {
 	*h = head{Fields: h.Fields[:0], said: said{declared: -1}}
 }

@@ -206,6 +206,7 @@ type conn struct {
 	closed        bool
 	closedWrite   bool
 	reset         bool
+	abortive      bool
 	readDeadline  deadline
 	writeDeadline deadline
 }
@@ -308,11 +309,15 @@ func (c *conn) opError(op string, err error) error {
 func (c *conn) Close() error {
 	return c.update(func() {
 		c.closed, c.closedWrite = true, true
+		c.peer.reset = c.peer.reset || c.abortive
 		c.readDeadline.stop()
 		c.writeDeadline.stop()
 		delete(c.net.conns, c)
 	})
 }
+
+// SetLinger lets Close reset the connection if sec is 0, as on a net.TCPConn.
+func (c *conn) SetLinger(sec int) error { return c.update(func() { c.abortive = sec == 0 }) }
 
 // CloseWrite ends the direction to the other end.
 func (c *conn) CloseWrite() error { return c.update(func() { c.closedWrite = true }) }

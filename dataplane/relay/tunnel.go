@@ -24,6 +24,9 @@ func (x *exchange) upgrade(fields []Field) Ending {
 	if x.flush() != nil {
 		return Ending{Reason: fault.Canceled}
 	}
+	if !s.body.done { // nobody could tell the rest of the request from what comes after it
+		return Ending{Reason: fault.Reset}
+	}
 	return x.tunnel()
 }
 
