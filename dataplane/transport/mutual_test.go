@@ -610,6 +610,38 @@ func (s *swapped) next(now time.Time) (*identity.Set, error) {
 	return s.load(now)
 }
 
+// TestMutualInMemory has connections that are no sockets, whose first byte can't be peeked at.
+func TestMutualInMemory(t *testing.T) {
+	authority := newCA(t, "headroom.local")
+	b, _ := mutual(transport.MutualConfig{Identity: sourceOf(t, issued(t, authority, "b", time.Hour, 0)), Permissive: true})
+	client, server := pair(t)
+	var dialling sync.WaitGroup
+	dialling.Go(func() {
+		c := tls.Client(client, tlsOf(t, issued(t, authority, "a", time.Hour, 0), func(*tls.Config) {}))
+		if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+			t.Error(err)
+		}
+	})
+	c, p, err := b.Accept(t.Context(), server)
+	if err != nil || p != transport.HTTP {
+		t.Errorf("%s, %v", p, err)
+	}
+	dialling.Wait()
+	c.Close()
+
+	client, server = pair(t)
+	io.WriteString(client, "HEADROOM headroom-rpc/1\nrest")
+	c, p, err = b.Accept(t.Context(), server)
+	if err != nil || p != transport.RPC {
+		t.Fatalf("%s, %v", p, err)
+	}
+	rest := make([]byte, 4)
+	if _, err := io.ReadFull(c, rest); err != nil || string(rest) != "rest" {
+		t.Errorf("%q, %v", rest, err)
+	}
+	c.Close()
+}
+
 // TestMutualEndsWithItsContext dials somebody who never answers.
 func TestMutualEndsWithItsContext(t *testing.T) {
 	authority := newCA(t, "headroom.local")
