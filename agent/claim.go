@@ -10,12 +10,14 @@ import (
 	"syscall"
 
 	"github.com/headroom-mesh/headroom/agent/admin"
+	"github.com/headroom-mesh/headroom/dataplane"
 )
 
 // claims are what no two agents can have at once.
 type claims struct {
 	folder      *os.File // locked while open
 	proxy, mesh net.Listener
+	services    []dataplane.Listener
 	admin       admin.Listeners
 }
 
@@ -25,6 +27,9 @@ func (c claims) release() {
 		if l != nil {
 			_ = l.Close()
 		}
+	}
+	for _, l := range c.services {
+		_ = l.Close()
 	}
 	c.admin.Close()
 	if c.folder != nil {
@@ -48,6 +53,17 @@ func (a *Agent) claim() (c claims, err error) {
 	}
 	if c.mesh, err = listenOn(a.cfg.Mesh, "--mesh"); err != nil {
 		return c, err
+	}
+	for _, text := range a.cfg.Listen {
+		service, at, err := parseListen(text)
+		if err != nil {
+			return c, err
+		}
+		l, err := listenOn(at, "--listen")
+		if err != nil {
+			return c, err
+		}
+		c.services = append(c.services, dataplane.Listener{Service: service, Listener: l})
 	}
 	if err = a.tryPorts(); err != nil {
 		return c, err

@@ -48,6 +48,8 @@ type Config struct {
 	// Gossip, Mesh, Proxy, Admin and AdminHTTP are listen addresses. Default: Bind (gossip, mesh), or loopback
 	// (proxy, admin), with the usual port. If Bind is a loopback address, it is used for all of them.
 	Gossip, Mesh, Proxy, Admin, AdminHTTP netip.AddrPort
+	// Listen are addresses where callers get to one service, whatever they speak. Default none.
+	Listen []string // SERVICE=IP:PORT
 	// AdminSocket is the path of the Unix socket of the admin API. Default admin.sock in DataDir.
 	AdminSocket string
 
@@ -98,6 +100,17 @@ type Config struct {
 
 	Log       *slog.Logger // nil: no logs
 	AccessLog *slog.Logger // nil: no access log
+}
+
+// parseListen reads an element of Listen.
+func parseListen(text string) (registry.ServiceName, netip.AddrPort, error) {
+	name, address, _ := strings.Cut(text, "=")
+	at, err := netip.ParseAddrPort(address)
+	service := registry.ServiceName(name)
+	if err != nil || service.Validate() != nil {
+		return service, at, fmt.Errorf("--listen %q: want SERVICE=IP:PORT, such as web=127.0.0.1:8080", text)
+	}
+	return service, at, nil
 }
 
 func (c Config) withDefaults() Config {
@@ -175,6 +188,11 @@ func (c Config) Validate() error {
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	if err := c.withDefaults().Node.Validate(); err != nil {
 		problem("--node: %w", err)
+	}
+	for _, text := range c.Listen {
+		if _, _, err := parseListen(text); err != nil {
+			problems = append(problems, err)
+		}
 	}
 	if len(c.Etcd) == 0 && c.EtcdEmbedded == "" {
 		problem("no registry: give --etcd HOST:PORT for an existing etcd, or --etcd-embedded DIR to run one inside this agent")

@@ -125,16 +125,22 @@ func (d *Dataplane) Update(s *registry.Snapshot) {
 // UpdateLocal replaces the replicas of this node.
 func (d *Dataplane) UpdateLocal(endpoints []registry.Endpoint) { d.inbound.Update(endpoints) }
 
-// Run serves callers on proxy and other agents on mesh until ctx ends or a part of it fails. Then it takes no new
+// Listener is where callers connect to that want one service, whatever they speak.
+type Listener struct {
+	Service registry.ServiceName
+	net.Listener
+}
+
+// Run serves callers on proxy and services, and other agents on mesh, until ctx ends or a part of it fails. Then it takes no new
 // requests, lets those in flight finish, and returns.
-func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener) error {
+func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener, services ...Listener) error {
 	// Probes and peers are served until the last request is answered.
 	rest, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	ctx, fail := context.WithCancel(ctx)
 	defer fail()
 	var serving, background sync.WaitGroup
-	errs := make(chan error, 9)
+	errs := make(chan error, 9+len(services))
 	run := func(wg *sync.WaitGroup, part func() error) {
 		wg.Go(func() {
 			err := part()
@@ -155,6 +161,9 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener) error {
 	run(&serving, func() error {
 		return d.relay.Serve(ctx, proxy, relay.Entry{Router: d.outbound.Router()})
 	})
+	for _, l := range services {
+		run(&serving, func() error { return d.relay.Serve(ctx, l, d.outbound.Entry(l.Service)) })
+	}
 	run(&serving, func() error { return d.relay.Serve(ctx, d.http, d.fromAgents(relay.HTTP1)) })
 	run(&serving, func() error { return d.relay.Serve(ctx, d.http2, d.fromAgents(relay.HTTP2)) })
 

@@ -155,6 +155,7 @@ func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	f.StringVar(&cfg.DataDir, "data-dir", "", "`DIR` for what outlives the agent (default /var/lib/headroom/NODE, or ~/.local/state/headroom/NODE)")
 
 	addr(c, &cfg.Proxy, "proxy", "`IP:PORT` of the HTTP proxy for this node's applications (default: loopback, port 15001)")
+	f.StringSliceVar(&cfg.Listen, "listen", nil, "`SERVICE=IP:PORT` where applications reach one service, whatever protocol they speak")
 	addr(c, &cfg.Mesh, "mesh", "`IP:PORT` for the traffic of other agents (default: --bind, port 15008)")
 	addr(c, &cfg.Gossip, "gossip", "`IP:PORT` for gossip, TCP and UDP (default: --bind, port 7946)")
 	addr(c, &cfg.Admin, "admin", "`IP:PORT` of the admin API, gRPC (default: loopback, port 15010)")

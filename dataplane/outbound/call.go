@@ -50,8 +50,15 @@ var _ relay.Call = (*call)(nil)
 // Router returns the Router of calls that name their service.
 func (o *Outbound) Router() relay.Router { return byName{o} }
 
-// RouterTo returns the Router of calls that can only be meant for one service.
-func (o *Outbound) RouterTo(name registry.ServiceName) relay.Router { return toOne{o, name} }
+// Entry returns what listeners need that take calls for one service.
+func (o *Outbound) Entry(name registry.ServiceName) relay.Entry {
+	return relay.Entry{Router: toOne{o, name}, Service: func() relay.Service {
+		if s := o.service(name); s != nil {
+			return relay.Service{DetectTimeout: s.policy.Load().DetectTimeout}
+		}
+		return relay.Service{}
+	}}
+}
 
 type byName struct{ *Outbound }
 
