@@ -102,12 +102,27 @@ func read(spec *meshv1.ServicePolicySpec, problems *document.Problems) Policy {
 		Scope:       readScope(spec.GetScope(), d.Scope, problems),
 		Timeout:     problems.Duration("spec.timeout", spec.GetTimeout(), d.Timeout, document.Span{Min: time.Millisecond, Max: 24 * time.Hour, Off: true}),
 		RetryBudget: readRetryBudget(spec.GetRetryBudget(), d.RetryBudget, problems),
+
+		Forwarded:     readForwarded(spec.GetForwarded(), d.Forwarded, problems),
+		ProxyProtocol: spec.GetProxyProtocol(),
+		DetectTimeout: problems.Duration("spec.detectTimeout", spec.GetDetectTimeout(), d.DetectTimeout, document.Span{Min: time.Millisecond, Max: time.Minute}),
 	}
 	if p.Balancer.NeedsKey() && spec.GetConsistentHash().GetKey() == nil {
 		problems.Add("spec.consistentHash.key",
 			"required by balancer %s: set one of header, cookie, path and source", p.Balancer)
 	}
 	return p
+}
+
+func readForwarded(how string, otherwise Forwarded, problems *document.Problems) Forwarded {
+	switch f := Forwarded(how); f {
+	case "":
+		return otherwise
+	case ForwardedNone, ForwardedXFF, ForwardedRFC:
+		return f
+	}
+	problems.Add("spec.forwarded", "want %s, %s or %s, got %q", ForwardedNone, ForwardedXFF, ForwardedRFC, how)
+	return otherwise
 }
 
 // Balancers returns all balancing rules.
@@ -383,6 +398,9 @@ func (p Policy) spec() *meshv1.ServicePolicySpec {
 			MinPerSecond: new(p.RetryBudget.MinPerSecond),
 			Window:       document.FormatDuration(p.RetryBudget.Window),
 		},
+		Forwarded:     string(p.Forwarded),
+		ProxyProtocol: new(p.ProxyProtocol),
+		DetectTimeout: document.FormatDuration(p.DetectTimeout),
 	}
 }
 

@@ -120,6 +120,10 @@ func valid() *rapid.Generator[*meshv1.ServicePolicy] {
 					ProbeTargets:       rapid.SampledFrom([]string{"", string(policy.ProbeBetterOfTwo), string(policy.ProbeRandom)}).Draw(t, "targets"),
 				},
 				Timeout: duration(time.Millisecond, 24*time.Hour).Draw(t, "timeout"),
+
+				Forwarded:     rapid.SampledFrom([]string{"", string(policy.ForwardedNone), string(policy.ForwardedXFF), string(policy.ForwardedRFC)}).Draw(t, "forwarded"),
+				ProxyProtocol: optional(rapid.Bool()).Draw(t, "PROXY"),
+				DetectTimeout: duration(time.Millisecond, time.Minute).Draw(t, "detect"),
 				RetryBudget: &meshv1.RetryBudget{
 					Ratio:        number(0, 1, "ratio"),
 					MinPerSecond: number(0, 1000, "min"),

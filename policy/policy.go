@@ -211,5 +211,8 @@ func Default() Policy {
 		Slots:       1,
 		Scope:       Scope{Zone: ZoneAny},
 		RetryBudget: RetryBudget{Ratio: 0.2, MinPerSecond: 10, Window: 10 * time.Second},
+
+		Forwarded:     ForwardedNone,
+		DetectTimeout: 50 * time.Millisecond,
 	}
 }

@@ -140,6 +140,15 @@ func settings() []*setting {
 		{name: "zone", value: "any|prefer",
 			usage: "whether an agent keeps to the replicas of its own zone while enough of them take requests",
 			set:   words(func(s *meshv1.ServicePolicySpec) *string { return &part(&s.Scope).Zone })},
+		{name: "forwarded", value: "none|x_forwarded_for|forwarded",
+			usage: "how replicas learn where a request comes from",
+			set:   words(func(s *meshv1.ServicePolicySpec) *string { return &s.Forwarded })},
+		{name: "proxy-protocol", value: "bool",
+			usage: "begin connections to replicas over TCP with a header of the PROXY protocol",
+			set:   truth(func(s *meshv1.ServicePolicySpec) **bool { return &s.ProxyProtocol })},
+		{name: "detect-timeout", value: "DURATION",
+			usage: "how long a caller's connection to one service may be silent before a replica may speak first, 1ms to 1m",
+			set:   words(func(s *meshv1.ServicePolicySpec) *string { return &s.DetectTimeout })},
 	}
 }
 
@@ -232,6 +241,20 @@ func count(field func(*meshv1.ServicePolicySpec) **uint32) func(*meshv1.ServiceP
 			return fmt.Errorf("want a whole number")
 		}
 		*field(spec) = new(uint32(n))
+		return nil
+	}
+}
+
+func truth(field func(*meshv1.ServicePolicySpec) **bool) func(*meshv1.ServicePolicySpec, string) error {
+	return func(spec *meshv1.ServicePolicySpec, text string) error {
+		switch text {
+		case "":
+			*field(spec) = nil
+		case "true", "false":
+			*field(spec) = new(text == "true")
+		default:
+			return fmt.Errorf(`want true, false or "default"`)
+		}
 		return nil
 	}
 }

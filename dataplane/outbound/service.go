@@ -60,9 +60,10 @@ func (s *service) update(now time.Time, record *registry.Service) {
 	s.policy.Store(next)
 }
 
-// balancingDiffers compares what a balancer goes by: all but what bounds requests, and what the fleet itself takes in.
+// balancingDiffers compares what a balancer goes by: all but what bounds requests, how they are passed on, and what the fleet itself takes in.
 func balancingDiffers(a, b policy.Policy) bool {
 	a.Timeout, a.RetryBudget, a.Scope = b.Timeout, b.RetryBudget, b.Scope
+	a.Forwarded, a.ProxyProtocol, a.DetectTimeout = b.Forwarded, b.ProxyProtocol, b.DetectTimeout
 	return a != b
 }
 

@@ -183,6 +183,15 @@ type ServicePolicySpec struct {
 	// Time allowed for a whole request, from its arrival to the last byte of the response, retries included:
 	// 1ms to 24h, or "0s", which means no limit. Default 0s.
 	Timeout string `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// How replicas learn where a request comes from: "none" (what callers say is passed on as it is), "x_forwarded_for"
+	// (X-Forwarded-For, and -Proto and -Host where callers did not say), or "forwarded" (RFC 7239). Default none.
+	Forwarded string `protobuf:"bytes,15,opt,name=forwarded,proto3" json:"forwarded,omitempty"`
+	// Whether connections to replicas over TCP, other than HTTP, begin with a header of the PROXY protocol, version 2, that
+	// tells where they come from. Default false.
+	ProxyProtocol *bool `protobuf:"varint,16,opt,name=proxy_protocol,json=proxyProtocol,proto3,oneof" json:"proxy_protocol,omitempty"`
+	// How long a caller's connection to one service (--listen) may keep silent before a replica may speak first: 1ms to 1m.
+	// Whoever speaks first then decides what the connection is. Default 50ms.
+	DetectTimeout string `protobuf:"bytes,17,opt,name=detect_timeout,json=detectTimeout,proto3" json:"detect_timeout,omitempty"`
 	// How many retries are allowed. Only requests that never reached a replica are retried.
 	RetryBudget   *RetryBudget `protobuf:"bytes,4,opt,name=retry_budget,json=retryBudget,proto3" json:"retry_budget,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -306,6 +315,27 @@ func (x *ServicePolicySpec) GetScope() *ScopeSpec {
 func (x *ServicePolicySpec) GetTimeout() string {
 	if x != nil {
 		return x.Timeout
+	}
+	return ""
+}
+
+func (x *ServicePolicySpec) GetForwarded() string {
+	if x != nil {
+		return x.Forwarded
+	}
+	return ""
+}
+
+func (x *ServicePolicySpec) GetProxyProtocol() bool {
+	if x != nil && x.ProxyProtocol != nil {
+		return *x.ProxyProtocol
+	}
+	return false
+}
+
+func (x *ServicePolicySpec) GetDetectTimeout() string {
+	if x != nil {
+		return x.DetectTimeout
 	}
 	return ""
 }
@@ -1134,7 +1164,7 @@ const file_mesh_v1_policy_proto_rawDesc = "" +
 	"apiVersion\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x126\n" +
 	"\bmetadata\x18\x03 \x01(\v2\x1a.headroom.mesh.v1.MetadataR\bmetadata\x127\n" +
-	"\x04spec\x18\x04 \x01(\v2#.headroom.mesh.v1.ServicePolicySpecR\x04spec\"\x9c\x06\n" +
+	"\x04spec\x18\x04 \x01(\v2#.headroom.mesh.v1.ServicePolicySpecR\x04spec\"\xa0\a\n" +
 	"\x11ServicePolicySpec\x12\x1a\n" +
 	"\bbalancer\x18\x01 \x01(\tR\bbalancer\x127\n" +
 	"\aprequal\x18\x02 \x01(\v2\x1d.headroom.mesh.v1.PrequalSpecR\aprequal\x12D\n" +
@@ -1149,9 +1179,13 @@ const file_mesh_v1_policy_proto_rawDesc = "" +
 	"\flate_binding\x18\f \x01(\v2!.headroom.mesh.v1.LateBindingSpecR\vlateBinding\x12\x19\n" +
 	"\x05slots\x18\r \x01(\rH\x00R\x05slots\x88\x01\x01\x121\n" +
 	"\x05scope\x18\x0e \x01(\v2\x1b.headroom.mesh.v1.ScopeSpecR\x05scope\x12\x18\n" +
-	"\atimeout\x18\x03 \x01(\tR\atimeout\x12@\n" +
+	"\atimeout\x18\x03 \x01(\tR\atimeout\x12\x1c\n" +
+	"\tforwarded\x18\x0f \x01(\tR\tforwarded\x12*\n" +
+	"\x0eproxy_protocol\x18\x10 \x01(\bH\x01R\rproxyProtocol\x88\x01\x01\x12%\n" +
+	"\x0edetect_timeout\x18\x11 \x01(\tR\rdetectTimeout\x12@\n" +
 	"\fretry_budget\x18\x04 \x01(\v2\x1d.headroom.mesh.v1.RetryBudgetR\vretryBudgetB\b\n" +
-	"\x06_slots\"\xcd\x03\n" +
+	"\x06_slotsB\x11\n" +
+	"\x0f_proxy_protocol\"\xcd\x03\n" +
 	"\vPrequalSpec\x12 \n" +
 	"\tpool_size\x18\x01 \x01(\rH\x00R\bpoolSize\x88\x01\x01\x121\n" +
 	"\x12probes_per_request\x18\x02 \x01(\x01H\x01R\x10probesPerRequest\x88\x01\x01\x125\n" +
