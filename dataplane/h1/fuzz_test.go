@@ -11,81 +11,107 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"pgregory.net/rapid"
 )
 
 func FuzzRequest(f *testing.F) {
-	for _, b := range examples(f, "requests") {
+	for _, b := range seeds(f, "requests") {
 		f.Add(b)
 	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var r Request
-		n, err := r.Parse(b)
-		checkPrefixes(t, b, n, err, new(Request).Parse)
-		if n == 0 {
-			return
-		}
-		checkRequestRoundTrip(t, &r)
-		checkRequestByHTTP(t, &r, b, n)
-	})
+	f.Fuzz(func(t *testing.T, b []byte) { checkRequest(t, b) })
+}
+
+func checkRequest(t rapid.TB, b []byte) {
+	var r Request
+	n, err := r.Parse(b)
+	checkPrefixes(t, b, n, err, new(Request).Parse)
+	if n == 0 {
+		return
+	}
+	checkRequestRoundTrip(t, &r)
+	checkRequestByHTTP(t, &r, b, n)
 }
 
 func FuzzResponse(f *testing.F) {
 	for _, method := range []string{"GET", "HEAD", "CONNECT"} {
-		for _, b := range examples(f, "responses") {
+		for _, b := range seeds(f, "responses") {
 			f.Add(b, method)
 		}
 	}
-	f.Fuzz(func(t *testing.T, b []byte, method string) {
-		var r Response
-		n, err := r.Parse(b, []byte(method))
-		checkPrefixes(t, b, n, err, func(b []byte) (int, error) {
-			return new(Response).Parse(b, []byte(method))
-		})
-		if n == 0 {
-			return
-		}
-		checkResponseRoundTrip(t, &r, method)
-		if method != "CONNECT" { // net/http leaves it to its client
-			checkResponseByHTTP(t, &r, b, n, method)
-		}
+	f.Fuzz(func(t *testing.T, b []byte, method string) { checkResponse(t, b, method) })
+}
+
+func checkResponse(t rapid.TB, b []byte, method string) {
+	var r Response
+	n, err := r.Parse(b, []byte(method))
+	checkPrefixes(t, b, n, err, func(b []byte) (int, error) {
+		return new(Response).Parse(b, []byte(method))
 	})
+	if n == 0 {
+		return
+	}
+	checkResponseRoundTrip(t, &r, method)
+	if method != "CONNECT" { // net/http leaves it to its client
+		checkResponseByHTTP(t, &r, b, n, method)
+	}
 }
 
 func FuzzChunked(f *testing.F) {
-	for _, b := range examples(f, "bodies") {
+	for _, b := range seeds(f, "bodies") {
 		f.Add(b)
 	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		whole := decode(b, len(b))
-		for _, step := range []int{1, 2, 7} {
-			if split := decode(b, step); !whole.equal(split) {
-				t.Fatalf("%q: got %+v, but in pieces of %d %+v", b, whole, step, split)
-			}
+	f.Fuzz(func(t *testing.T, b []byte) { checkChunked(t, b) })
+}
+
+func checkChunked(t rapid.TB, b []byte) {
+	whole := decode(b, len(b))
+	for _, step := range []int{1, 2, 7} {
+		if split := decode(b, step); !whole.equal(split) {
+			t.Fatalf("%q: got %+v, but in pieces of %d %+v", b, whole, step, split)
 		}
-		if !whole.done {
-			return
-		}
-		again := append(AppendChunk(nil, 1), "x\r\n"...)
-		if len(whole.data) > 0 {
-			again = append(AppendChunk(again, len(whole.data)), whole.data...)
-			again = append(again, "\r\n"...)
-		}
-		again = whole.d.AppendEnd(again)
-		sent := decode(again, len(again))
-		if !sent.done || sent.used != len(again) || string(sent.data) != "x"+string(whole.data) {
-			t.Fatalf("%q: sent on as %q, which is read as %+v", b, again, sent)
-		}
-		head := []byte("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
-		var r Request
-		if _, err := r.Parse(head); err != nil {
-			t.Fatal(err)
-		}
-		checkRequestByHTTP(t, &r, slices.Concat(head, b), len(head))
-	})
+	}
+	if !whole.done {
+		return
+	}
+	again := append(AppendChunk(nil, 1), "x\r\n"...)
+	if len(whole.data) > 0 {
+		again = append(AppendChunk(again, len(whole.data)), whole.data...)
+		again = append(again, "\r\n"...)
+	}
+	again = whole.d.AppendEnd(again)
+	sent := decode(again, len(again))
+	if !sent.done || sent.used != len(again) || string(sent.data) != "x"+string(whole.data) {
+		t.Fatalf("%q: sent on as %q, which is read as %+v", b, again, sent)
+	}
+	head := []byte("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+	var r Request
+	if _, err := r.Parse(head); err != nil {
+		t.Fatal(err)
+	}
+	checkRequestByHTTP(t, &r, slices.Concat(head, b), len(head))
+}
+
+// seeds returns the examples, but for the longest, with which fuzzing is slow.
+func seeds(f *testing.F, command string) [][]byte {
+	return slices.DeleteFunc(examples(f, command), func(b []byte) bool { return len(b) > 1<<10 })
+}
+
+// TestExamplesByHTTP does what the fuzz targets do with the longest examples.
+func TestExamplesByHTTP(t *testing.T) {
+	for _, b := range examples(t, "requests") {
+		checkRequest(t, b)
+	}
+	for _, b := range examples(t, "responses") {
+		checkResponse(t, b, "GET")
+	}
+	for _, b := range examples(t, "bodies") {
+		checkChunked(t, b)
+	}
 }
 
 // checkPrefixes wants the same to be read however much of b has come, as soon as that is there.
-func checkPrefixes(t *testing.T, b []byte, n int, err error, parse func([]byte) (int, error)) {
+func checkPrefixes(t rapid.TB, b []byte, n int, err error, parse func([]byte) (int, error)) {
 	t.Helper()
 	want, refused := errors.AsType[*Error](err)
 	if err != nil && (!refused || n != 0 || want.Detail == "") {
@@ -107,7 +133,7 @@ func checkPrefixes(t *testing.T, b []byte, n int, err error, parse func([]byte) 
 	}
 }
 
-func checkRequestRoundTrip(t *testing.T, r *Request) {
+func checkRequestRoundTrip(t rapid.TB, r *Request) {
 	t.Helper()
 	sent := append(r.Append(nil), "\r\n"...)
 	var again Request
@@ -129,7 +155,7 @@ func checkRequestRoundTrip(t *testing.T, r *Request) {
 	}
 }
 
-func checkResponseRoundTrip(t *testing.T, r *Response, method string) {
+func checkResponseRoundTrip(t rapid.TB, r *Response, method string) {
 	t.Helper()
 	sent := append(r.Append(nil, r.Framing), "\r\n"...)
 	var again Response
@@ -148,7 +174,7 @@ func checkResponseRoundTrip(t *testing.T, r *Response, method string) {
 }
 
 // checkSent wants nothing to be sent on that is not for the other end.
-func checkSent(t *testing.T, fields []Field) {
+func checkSent(t rapid.TB, fields []Field) {
 	t.Helper()
 	for _, f := range fields {
 		name := strings.ToLower(string(f.Name))
@@ -160,7 +186,7 @@ func checkSent(t *testing.T, fields []Field) {
 }
 
 // checkRequestByHTTP wants net/http to read the same request, body and end in b.
-func checkRequestByHTTP(t *testing.T, r *Request, b []byte, n int) {
+func checkRequestByHTTP(t rapid.TB, r *Request, b []byte, n int) {
 	t.Helper()
 	body := readBody(r.Framing, r.Length, b[n:])
 	in := bufio.NewReaderSize(bytes.NewReader(bytes.TrimPrefix(b, []byte("\r\n"))), 2*MaxHead)
@@ -176,7 +202,7 @@ func checkRequestByHTTP(t *testing.T, r *Request, b []byte, n int) {
 	checkBody(t, body, req.Body, &req.Trailer, in)
 }
 
-func checkResponseByHTTP(t *testing.T, r *Response, b []byte, n int, method string) {
+func checkResponseByHTTP(t rapid.TB, r *Response, b []byte, n int, method string) {
 	t.Helper()
 	body := readBody(r.Framing, r.Length, b[n:])
 	in := bufio.NewReaderSize(bytes.NewReader(b), 2*MaxHead)
@@ -193,7 +219,7 @@ func checkResponseByHTTP(t *testing.T, r *Response, b []byte, n int, method stri
 }
 
 // checkFields compares the fields of a head, apart from those that net/http takes out, or adds.
-func checkFields(t *testing.T, fields []Field, header http.Header, framing Framing) {
+func checkFields(t rapid.TB, fields []Field, header http.Header, framing Framing) {
 	t.Helper()
 	ours := byName(fields)
 	theirs := maps.Clone(header)
@@ -222,7 +248,7 @@ func byName(fields []Field) http.Header {
 }
 
 // checkBody compares the body, the trailers, and what is left for the next message.
-func checkBody(t *testing.T, ours decoded, body io.Reader, trailer *http.Header, in *bufio.Reader) {
+func checkBody(t rapid.TB, ours decoded, body io.Reader, trailer *http.Header, in *bufio.Reader) {
 	t.Helper()
 	theirs, err := io.ReadAll(body)
 	if !ours.done {
