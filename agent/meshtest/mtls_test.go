@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -187,6 +188,38 @@ func TestPermissiveMesh(t *testing.T) {
 	for _, kind := range []string{`direction="outbound",kind="full"`, `direction="outbound",kind="plain"`, `direction="inbound",kind="plain"`} {
 		if !strings.Contains(page, "headroom_transport_handshakes_total{"+kind+"}") {
 			t.Errorf("no connection with %s", kind)
+		}
+	}
+}
+
+// TestFromPlainToStrict restarts agents one by one, until a mesh without certificates takes nothing in the clear.
+func TestFromPlainToStrict(t *testing.T) {
+	cfg := config(t)
+	cfg.Replicas, cfg.Plain, cfg.EtcdApart = 1, true, true
+	m, agents := meshtest.Start(t, cfg)
+	restart := func(node, mode string) {
+		t.Helper()
+		agents[node].Signal(syscall.SIGTERM)
+		if code := agents[node].Wait(patience); code != 0 {
+			t.Errorf("agent %s: exit code %d", node, code)
+		}
+		agents[node] = m.StartAgent(m.Node(node), "--stay", "--ca", m.CA(), "--mtls", mode)
+		m.AwaitAll(agents[node])
+	}
+	for _, mode := range []string{"permissive", "strict"} {
+		load := agents["a"].Load(rate / 3)
+		restart("b", mode)
+		restart("c", mode)
+		load.More(rate / 3)
+		load.Stop().WantNoLoss(t)
+		restart("a", mode)
+	}
+	load := agents["a"].Load(rate / 3)
+	load.More(rate)
+	load.Stop().WantNoLoss(t)
+	for _, a := range agents {
+		if _, page := a.Page("/metrics"); strings.Contains(page, `kind="plain"`) {
+			t.Errorf("a strict agent has a connection in the clear:\n%s", page)
 		}
 	}
 }

@@ -209,6 +209,9 @@ func (m *Mutual) acceptTLS(ctx context.Context, raw net.Conn) (net.Conn, Protoco
 	if err != nil {
 		return nil, "", err
 	}
+	if tcp, ok := raw.RemoteAddr().(*net.TCPAddr); ok && m.cfg.Permissive {
+		m.peers.heard(tcp.AddrPort().Addr().Unmap())
+	}
 	m.metrics.began(inbound, kind(c))
 	return c, Protocol(c.ConnectionState().NegotiatedProtocol), nil
 }

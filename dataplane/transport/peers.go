@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -38,6 +39,13 @@ func (ps *peers) succeeded(agent netip.AddrPort) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.putLocked(agent, peer{spokeTLS: true})
+}
+
+// heard notes that an agent on a machine has dialled in TLS: if it was taken to have none, it has some now.
+func (ps *peers) heard(machine netip.Addr) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	maps.DeleteFunc(ps.at, func(agent netip.AddrPort, p peer) bool { return agent.Addr() == machine && !p.spokeTLS })
 }
 
 // failed notes that an agent did not answer in TLS, and reports whether to speak to it in the clear.

@@ -36,6 +36,14 @@ func TestPeers(t *testing.T) {
 	if ps.failed(at, now(80)) || !ps.failed(at, now(85)) || !ps.isPlain(at, now(86)) {
 		t.Error("not dialled in the clear after 5 s")
 	}
+	ps.heard(netip.MustParseAddr("10.0.0.2"))
+	if !ps.isPlain(at, now(86)) {
+		t.Error("what another agent does is taken for what it does")
+	}
+	ps.heard(at.Addr())
+	if ps.isPlain(at, now(86)) {
+		t.Error("it has dialled in TLS, and is taken for a plain one")
+	}
 	for i := range 3 * maxPeers {
 		ps.succeeded(netip.AddrPortFrom(at.Addr(), uint16(i)))
 	}
