@@ -9,7 +9,9 @@ import (
 	"io"
 	"maps"
 	"net"
+	"net/http"
 	"net/netip"
+	"net/url"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -64,12 +66,9 @@ func conform(t *testing.T, plain bool, ways ...string) {
 		t.Skip("whole meshes take long")
 	}
 	m := newMesh(t, plain)
-	if help, _ := exec.Command(m.programs.Agent, "--help").CombinedOutput(); !bytes.Contains(help, []byte("--listen")) {
-		ways = []string{"direct"} // for now
-	}
 	for _, way := range ways {
 		t.Run(way, func(t *testing.T) {
-			at, agents := m.target(way)
+			at, agents := m.target(t, way)
 			for _, s := range suites() {
 				t.Run(s.name, func(t *testing.T) {
 					defer settles(t, agents...)()
@@ -141,7 +140,7 @@ func (m *mesh) start(s service) {
 }
 
 // target returns what stands for a way to the replicas, and the agents on it.
-func (m *mesh) target(way string) (target, []*meshtest.Agent) {
+func (m *mesh) target(t *testing.T, way string) (target, []*meshtest.Agent) {
 	at := target{node: m.Node("b"), services: map[string]string{}, programs: m.programs}
 	if way == "direct" {
 		for name, replicas := range m.replicas {
@@ -157,7 +156,10 @@ func (m *mesh) target(way string) (target, []*meshtest.Agent) {
 	for name, port := range m.ports {
 		at.services[name] = fmt.Sprintf("127.0.0.1:%d", port)
 	}
-	meshtest.Eventually(m.t, patience, "the agents know every replica", m.complete)
+	t.Helper()
+	meshtest.Eventually(t, patience, "the agents know every replica", m.complete)
+	m.agents["b"].MustMeshctl("policy", "set", serviceGRPC, "--wait", "--balancer", "round_robin") // see pickPerCall
+	at.warmUp(t)
 	return at, agents
 }
 
@@ -177,6 +179,22 @@ func (m *mesh) complete() bool {
 		}
 	}
 	return true
+}
+
+// warmUp lets agents make the connections among themselves that they keep.
+func (at target) warmUp(t *testing.T) {
+	t.Helper()
+	transport := at.transport(t)
+	transport.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: at.proxy})
+	defer transport.CloseIdleConnections()
+	for range 20 { // to each replica
+		resp, err := (&http.Client{Transport: transport}).Get("http://" + serviceWeb + ".mesh/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+	}
 }
 
 // url returns the URL of a path at a service.

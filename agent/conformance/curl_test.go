@@ -137,7 +137,7 @@ func testCurl(t *testing.T, at target) {
 
 func (c *curl) downloads() {
 	c.t.Helper()
-	for _, n := range []int64{0, 1, 16 << 10, 1<<20 + 1, 32 << 20} {
+	for _, n := range []int64{0, 1, 16 << 10, 1<<20 + 1, 16 << 20} {
 		want := string(bodyOf(0, n))
 		c.wantBody(want, fmt.Sprintf("/bytes/%d", n))
 		c.wantBody(want, fmt.Sprintf("/stream/%d", n))
@@ -147,7 +147,7 @@ func (c *curl) downloads() {
 
 func (c *curl) uploads(version string) {
 	c.t.Helper()
-	for _, n := range []int64{0, 1, 64 << 10, 1<<20 + 1, 20 << 20} {
+	for _, n := range []int64{0, 1, 64 << 10, 1<<20 + 1, 8 << 20} {
 		file := c.file(n)
 		if d := c.describe("/describe", "-T", file); d.Method != "PUT" || d.Sum != sumOf(body(n)) || d.Length != n {
 			c.t.Errorf("upload of %d bytes: got %s %s, length %d", n, d.Method, d.Sum, d.Length)

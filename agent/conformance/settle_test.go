@@ -5,6 +5,7 @@ package conformance
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,22 +15,34 @@ import (
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 )
 
-// vitals are what an agent holds while nobody calls. Connections that it keeps for the next call are left out.
+// vitals are what an agent holds while nobody calls.
 type vitals struct {
+	// goroutines and files leave out those of connections that are kept for the next call.
 	goroutines, files int
-	rif               int // requests in flight, as caller and as the replicas' agent
+	// serving are goroutines of connections, and connections how many there are.
+	serving, connections int
+	rif                  int // requests in flight, as caller and as the replicas' agent
+	stacks               string
 }
 
 func (v vitals) String() string {
-	return fmt.Sprintf("%d goroutines, %d files, %d requests in flight", v.goroutines, v.files, v.rif)
+	return fmt.Sprintf("%d goroutines and %d files, beside %d goroutines for %d connections, %d requests in flight",
+		v.goroutines, v.files, v.serving, v.connections, v.rif)
+}
+
+// settled reports whether an agent is back at what it held before. A connection has up to two goroutines.
+func (v vitals) settled(before vitals) bool {
+	return v.goroutines <= before.goroutines && v.files <= before.files && v.serving <= 2*v.connections && v.rif == 0
 }
 
 // settles notes what agents hold. It returns what checks that they come back to that.
 func settles(t *testing.T, agents ...*meshtest.Agent) (check func()) {
 	t.Helper()
 	before := make([]vitals, len(agents))
-	for i, a := range agents {
-		before[i] = vitalsOf(t, a)
+	for range 2 { // the first time, connections may be made for the look itself
+		for i, a := range agents {
+			before[i] = vitalsOf(t, a)
+		}
 	}
 	return func() {
 		t.Helper()
@@ -39,18 +52,17 @@ func settles(t *testing.T, agents ...*meshtest.Agent) (check func()) {
 	}
 }
 
-func wantSettled(t *testing.T, a *meshtest.Agent, want vitals) {
+func wantSettled(t *testing.T, a *meshtest.Agent, before vitals) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(5 * time.Second); ; <-tick.C {
-		got := vitalsOf(t, a)
-		if got.goroutines <= want.goroutines && got.files <= want.files && got.rif == 0 {
+		now := vitalsOf(t, a)
+		if now.settled(before) {
 			return
 		}
 		if time.Now().After(end) {
-			_, stacks := a.Page("/debug/pprof/goroutine?debug=1")
-			t.Errorf("%s does not settle: before %v; after %v\n%s", a.Name, want, got, stacks)
+			t.Errorf("%s does not settle:\nbefore %v\nnow    %v\nbefore\n%s\nnow\n%s", a.Name, before, now, before.stacks, now.stacks)
 			return
 		}
 	}
@@ -58,13 +70,55 @@ func wantSettled(t *testing.T, a *meshtest.Agent, want vitals) {
 
 func vitalsOf(t *testing.T, a *meshtest.Agent) vitals {
 	t.Helper()
+	var v vitals
+	status, profile := a.Page("/debug/pprof/goroutine?debug=1")
 	_, page := a.Page("/metrics")
-	kept := gauge(t, page, "headroom_relay_callers") + gauge(t, page, "headroom_relay_upstreams")
-	return vitals{
-		goroutines: gauge(t, page, "go_goroutines") - gauge(t, page, "headroom_relay_callers"),
-		files:      gauge(t, page, "process_open_fds") - kept,
-		rif:        inFlight(t, a),
+	if status != http.StatusOK {
+		t.Fatal(profile)
 	}
+	for stack := range strings.SplitSeq(profile, "\n\n") {
+		v.add(stack)
+	}
+	v.connections = gauge(t, page, "headroom_relay_callers") + gauge(t, page, "headroom_relay_upstreams")
+	v.files = gauge(t, page, "process_open_fds") - v.connections
+	v.rif = inFlight(t, a)
+	return v
+}
+
+// add counts the goroutines of one stack: "N @ ADDRESSES", and a line for each call.
+func (v *vitals) add(stack string) {
+	if rest, ok := strings.CutPrefix(stack, "goroutine profile: "); ok {
+		_, stack, _ = strings.Cut(rest, "\n")
+	}
+	count, calls, _ := strings.Cut(stack, " @ ")
+	n, err := strconv.Atoi(count)
+	if err != nil {
+		return // the end
+	}
+	if strings.Contains(calls, "/relay.(*session).run") || strings.Contains(calls, "/dataplane/h2.(*Conn)") {
+		v.serving += n
+	} else {
+		v.goroutines += n
+	}
+	v.stacks += fmt.Sprintf("%5d %s\n", n, caller(calls))
+}
+
+// caller returns the innermost call of a stack that is in this module, or else the innermost of all.
+func caller(calls string) string {
+	first := ""
+	for line := range strings.Lines(calls) {
+		fields := strings.Fields(line)
+		if len(fields) < 3 || fields[0] != "#" {
+			continue
+		}
+		if strings.Contains(line, "headroom-mesh/headroom/") {
+			return fields[2]
+		}
+		if first == "" {
+			first = fields[2]
+		}
+	}
+	return first
 }
 
 func gauge(t *testing.T, page, name string) int {
@@ -90,13 +144,13 @@ func inFlight(t *testing.T, a *meshtest.Agent) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var sum int
+	sum := 0
 	for _, o := range top.Agents {
-		for _, v := range o.Inbound {
-			sum += int(v.Rif)
+		for _, replica := range o.Inbound {
+			sum += int(replica.Rif)
 		}
-		for _, v := range o.Outbound {
-			for _, e := range v.Endpoints {
+		for _, view := range o.Outbound {
+			for _, e := range view.Endpoints {
 				sum += int(e.OwnRif)
 			}
 		}

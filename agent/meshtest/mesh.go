@@ -136,6 +136,9 @@ func (m *Mesh) loopback() string {
 func (m *Mesh) startReplicas(n *Node) {
 	m.t.Helper()
 	if m.cfg.Replicas < 0 {
+		if err := os.MkdirAll(m.folder(n, "services"), 0o755); err != nil {
+			m.t.Fatal(err)
+		}
 		return
 	}
 	var file strings.Builder

@@ -360,9 +360,6 @@ func (c *Conn) settings(f *http2.SettingsFrame) error {
 	if f.IsAck() {
 		return c.carriesNothing()
 	}
-	if f.HasDuplicates() {
-		return http2.ConnectionError(http2.ErrCodeProtocol)
-	}
 	c.mu.Lock()
 	err := f.ForeachSetting(func(s http2.Setting) error {
 		if err := s.Valid(); err != nil {
