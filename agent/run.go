@@ -47,7 +47,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	parts.run(func(ctx context.Context) error { return a.local.Run(ctx, a.applyLocal) })
 	parts.run(func(ctx context.Context) error { return a.admin.Run(ctx, claimed.admin) })
 	a.orient(ctx)
-	traffic.run(func(ctx context.Context) error { return a.dataplane.Run(ctx, claimed.proxy, claimed.mesh, claimed.services...) })
+	traffic.run(func(ctx context.Context) error {
+		return a.dataplane.Run(ctx, claimed.proxy, claimed.mesh, claimed.services...)
+	})
 	if ctx.Err() == nil {
 		a.cfg.Log.Info("agent started", "node", a.cfg.Node, "proxy", a.cfg.Proxy, "mesh", a.cfg.Mesh, "admin", a.cfg.Admin, "metrics", a.cfg.AdminHTTP)
 		a.introduce()

@@ -53,7 +53,7 @@ func record(b []byte) Protocol {
 	return TLS
 }
 
-// requestLine wants a method, and a version of HTTP at the end of the line.
+// requestLine wants a method, and a version of HTTP/1 at the end of the line.
 func requestLine(b []byte) Protocol {
 	for i, c := range b {
 		if c == ' ' && i > 0 {
@@ -71,7 +71,7 @@ func requestLine(b []byte) Protocol {
 		return Opaque
 	}
 	line = bytes.TrimSuffix(line, []byte("\r"))
-	if at := bytes.LastIndexByte(line, ' '); at > 0 && bytes.HasPrefix(line[at+1:], []byte("HTTP/")) {
+	if at := bytes.LastIndexByte(line, ' '); at > 0 && bytes.HasPrefix(line[at+1:], []byte("HTTP/1.")) {
 		return HTTP1
 	}
 	return Opaque

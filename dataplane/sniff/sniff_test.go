@@ -15,7 +15,7 @@ func TestDetect(t *testing.T) {
 		want Protocol
 	}{
 		{"", More}, {"P", More}, {"PRI * HTTP/2.0\r\n", More}, {preface, HTTP2}, {preface + "\x00", HTTP2},
-		{"PRI * HTTP/2.0\r\n\r\nSX", HTTP1}, // which refuses it
+		{"PRI * HTTP/2.0\r\n\r\nSX", Opaque},
 		{"GET", More}, {"GET / HTTP/1.1", More}, {"GET / HTTP/1.1\r\n", HTTP1}, {"POST /a b HTTP/1.1\n", HTTP1}, {"M-SEARCH * HTTP/1.0\r\nHost: a", HTTP1},
 		{"SELECT * FROM t\n", Opaque}, {"QUIT\r\n", Opaque}, {"EHLO example.com\r\n", Opaque}, {"get / HTTP/1.1\r\n", Opaque}, {" GET / HTTP/1.1\r\n", Opaque},
 		{"*1\r\n$4\r\nPING\r\n", Opaque}, {"SSH-2.0-OpenSSH\r\n", Opaque}, {"\x00\x00\x00\x08", Opaque},
