@@ -26,7 +26,7 @@ const (
 	Reset              Reason = "upstream_reset"      // the connection broke before the answer was complete
 	MalformedResponse  Reason = "malformed_response"  // what came in answer can't be parsed, or could be read in two ways
 	Timeout            Reason = "timeout"             // the service's timeout ran out
-	UnsupportedRequest Reason = "unsupported_request" // CONNECT, HTTP/2
+	UnsupportedRequest Reason = "unsupported_request" // CONNECT by HTTP/2
 	Loop               Reason = "loop"                // the request has passed through the mesh again and again
 	Canceled           Reason = "canceled"            // the caller went away; nobody sees the answer
 )

@@ -1,10 +1,13 @@
 package fault
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"net/http/httptest"
+	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -62,5 +65,27 @@ func TestReasons(t *testing.T) {
 	}
 	if e := New(Timeout, "late").Error(); !strings.Contains(e, "timeout") || !strings.Contains(e, "late") {
 		t.Errorf("got %q", e)
+	}
+}
+
+// TestReference compares docs/reasons.md with the list.
+func TestReference(t *testing.T) {
+	text, err := os.ReadFile("../../docs/reasons.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := strings.Count(string(text), "\n| `")
+	for _, r := range reasons(t) {
+		if r == None {
+			continue
+		}
+		rows--
+		row := regexp.MustCompile(fmt.Sprintf("(?m)^\\| `%s` \\| %d[0-9, ]* \\| %d \\|", r, r.Status(), r.GRPC()))
+		if !row.Match(text) {
+			t.Errorf("there is no row of %s, with %d and %d", r, r.Status(), r.GRPC())
+		}
+	}
+	if rows != 0 {
+		t.Errorf("%d rows too many", rows)
 	}
 }
