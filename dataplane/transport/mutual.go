@@ -45,16 +45,16 @@ const welcome = 0x06
 // tlsHandshake is the first byte of a connection that begins TLS.
 const tlsHandshake = 0x16
 
-// Refusal is an error about which somebody has to do something: the two ends don't take one another.
-type Refusal struct {
+// refusal is an error about which somebody has to do something: the two ends don't take one another.
+type refusal struct {
 	reason string // a word
 	text   string
 	err    error // may be nil
 }
 
-func (r *Refusal) Error() string { return r.text }
+func (r *refusal) Error() string { return r.text }
 
-func (r *Refusal) Unwrap() error { return r.err }
+func (r *refusal) Unwrap() error { return r.err }
 
 // NewMutual returns a Mutual for connections in either direction.
 func NewMutual(cfg MutualConfig) *Mutual {
@@ -77,7 +77,7 @@ func (m *Mutual) Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (ne
 	if err == nil {
 		return c, nil
 	}
-	if r, ok := errors.AsType[*Refusal](err); ok {
+	if r, ok := errors.AsType[*refusal](err); ok {
 		if r.reason == notTLS && m.cfg.Permissive && m.peers.failed(agent, time.Now()) {
 			return m.dialPlain(ctx, agent, p)
 		}
@@ -121,12 +121,12 @@ func (m *Mutual) greet(c *tls.Conn, us *identity.Set) error {
 	var first [1]byte
 	if _, err := io.ReadFull(c, first[:]); err != nil {
 		if isAlert(err) {
-			return &Refusal{reason: "refused", err: err, text: refusedText(us, err)}
+			return &refusal{reason: "refused", err: err, text: refusedText(us, err)}
 		}
 		return fmt.Errorf("wait for the agent to take our certificate: %w", err)
 	}
 	if first[0] != welcome {
-		return &Refusal{reason: "protocol", text: fmt.Sprintf("it began with byte %#x: not an agent of a compatible version of headroom", first[0])}
+		return &refusal{reason: "protocol", text: fmt.Sprintf("it began with byte %#x: not an agent of a compatible version of headroom", first[0])}
 	}
 	return nil
 }
@@ -147,11 +147,11 @@ func dialled(err error) error {
 	_, garbled := errors.AsType[tls.RecordHeaderError](err)
 	switch {
 	case refused:
-		return &Refusal{reason: string(r.Reason), err: err, text: "not taken for that agent: " + r.Error()}
+		return &refusal{reason: string(r.Reason), err: err, text: "not taken for that agent: " + r.Error()}
 	case isAlert(err) && strings.Contains(err.Error(), "no application protocol"):
-		return &Refusal{reason: "protocol", err: err, text: "it does not know this protocol: is it an older version?"}
+		return &refusal{reason: "protocol", err: err, text: "it does not know this protocol: is it an older version?"}
 	case garbled, errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		return &Refusal{reason: notTLS, err: err, text: fmt.Sprintf("it does not answer in TLS (%v): does it run with --mtls off?", err)}
+		return &refusal{reason: notTLS, err: err, text: fmt.Sprintf("it does not answer in TLS (%v): does it run with --mtls off?", err)}
 	}
 	return fmt.Errorf("TLS handshake: %w", err)
 }
@@ -169,7 +169,7 @@ func (m *Mutual) Accept(ctx context.Context, raw net.Conn) (net.Conn, Protocol, 
 		return c, p, nil
 	}
 	raw.Close()
-	if r, ok := errors.AsType[*Refusal](err); ok {
+	if r, ok := errors.AsType[*refusal](err); ok {
 		m.metrics.refused(inbound, r.reason)
 	}
 	return nil, "", fmt.Errorf("accept from %v: %w", raw.RemoteAddr(), err)
@@ -188,7 +188,7 @@ func (m *Mutual) accept(ctx context.Context, raw net.Conn) (net.Conn, Protocol, 
 	case first == tlsHandshake:
 		return m.acceptTLS(ctx, raw)
 	case !m.cfg.Permissive && first == preface("")[0]:
-		return nil, "", &Refusal{reason: inTheClear, text: "it is in the clear, and this agent takes none (--mtls strict): give the other one a certificate (--tls, --ca), or start this one with --mtls permissive until it has one"}
+		return nil, "", &refusal{reason: inTheClear, text: "it is in the clear, and this agent takes none (--mtls strict): give the other one a certificate (--tls, --ca), or start this one with --mtls permissive until it has one"}
 	}
 	c, p, err := Plain{}.Accept(ctx, raw)
 	if err == nil {
@@ -221,13 +221,13 @@ func accepted(err error) error {
 	r, refused := errors.AsType[*identity.Refusal](err)
 	switch {
 	case refused:
-		return &Refusal{reason: string(r.Reason), err: err, text: "refused: " + r.Error()}
+		return &refusal{reason: string(r.Reason), err: err, text: "refused: " + r.Error()}
 	case isAlert(err):
-		return &Refusal{reason: "refused", err: err, text: fmt.Sprintf("it does not take our certificate; its log, or the answers to its callers, say why (%v)", err)}
+		return &refusal{reason: "refused", err: err, text: fmt.Sprintf("it does not take our certificate; its log, or the answers to its callers, say why (%v)", err)}
 	case strings.Contains(err.Error(), "didn't provide a certificate"):
-		return &Refusal{reason: string(identity.Missing), err: err, text: "refused: no certificate was shown"}
+		return &refusal{reason: string(identity.Missing), err: err, text: "refused: no certificate was shown"}
 	case strings.Contains(err.Error(), "unsupported application protocols"):
-		return &Refusal{reason: "protocol", err: err, text: fmt.Sprintf("it wants a protocol that this agent does not know; is it a newer version? (%v)", err)}
+		return &refusal{reason: "protocol", err: err, text: fmt.Sprintf("it wants a protocol that this agent does not know; is it a newer version? (%v)", err)}
 	}
 	return fmt.Errorf("TLS handshake: %w", err)
 }

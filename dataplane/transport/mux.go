@@ -123,7 +123,7 @@ func (m *Mux) handshake(ctx context.Context, raw net.Conn) {
 // tell logs why a connection was refused: aloud if somebody has to do something, but not each time.
 func (m *Mux) tell(peer net.Addr, err error) {
 	level := slog.LevelDebug
-	if r, ok := errors.AsType[*Refusal](err); ok && m.told.isNews(host(peer)+r.reason, time.Now()) {
+	if r, ok := errors.AsType[*refusal](err); ok && m.told.isNews(host(peer)+r.reason, time.Now()) {
 		level = slog.LevelWarn
 	}
 	m.log.Log(context.Background(), level, "refused a connection", "peer", peer, "err", err)

@@ -107,7 +107,7 @@ func readPreface(r io.Reader) (Protocol, error) {
 		possible = startingWith(possible, got)
 		switch {
 		case len(got) > 0 && got[0] == tlsHandshake:
-			return "", &Refusal{reason: "tls", text: "it begins TLS, and this agent has no certificate: start it with --tls or --ca, or the other one with --mtls permissive"}
+			return "", &refusal{reason: "tls", text: "it begins TLS, and this agent has no certificate: start it with --tls or --ca, or the other one with --mtls permissive"}
 		case len(possible) == 0:
 			return "", fmt.Errorf("the connection begins with %q: %w", got, errPreface)
 		case preface(possible[0]) == string(got):

@@ -128,8 +128,9 @@ func selfSigned(o Options, now time.Time) (*CA, error) {
 		MaxPathLenZero:        true, // no CAs below it
 		KeyUsage:              x509.KeyUsageCertSign,
 		// Where it is trusted for more than a mesh, it is good for the IDs of its domain only.
-		PermittedURIDomains: []string{o.Domain.Name()},
-		ExcludedDNSDomains:  []string{""},
+		PermittedURIDomains:         []string{o.Domain.Name()},
+		ExcludedDNSDomains:          []string{""},
+		PermittedDNSDomainsCritical: true, // those of all kinds
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
