@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,18 +33,13 @@ func newConn(l *Loop, fd int) *conn {
 
 // dial connects, which the system does at once on this machine, unless nobody accepts for long.
 func (l *Loop) dial(to netip.AddrPort, serve func(*conn) handler) error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return os.NewSyscallError("socket", err)
 	}
-	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 2})
-	if err := unix.Connect(fd, address(to)); err != nil {
+	if err := connect(fd, to); err != nil {
 		unix.Close(fd)
 		return fmt.Errorf("connect to %s: %w", to, err)
-	}
-	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
-		return os.NewSyscallError("fcntl", err)
 	}
 	c := newConn(l, fd)
 	c.handler = serve(c)
@@ -52,6 +48,34 @@ func (l *Loop) dial(to netip.AddrPort, serve func(*conn) handler) error {
 		return err
 	}
 	return nil
+}
+
+func connect(fd int, to netip.AddrPort) error {
+	err := unix.Connect(fd, address(to))
+	if err != unix.EINPROGRESS && err != unix.EINTR {
+		return err
+	}
+	deadline := time.Now().Add(2 * time.Second)
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, int(max(time.Until(deadline), 0).Milliseconds()))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return os.NewSyscallError("poll", err)
+		case n == 0:
+			return os.ErrDeadlineExceeded
+		default:
+			return connected(fd)
+		}
+	}
+}
+
+func connected(fd int) error {
+	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err == nil && code != 0 {
+		err = unix.Errno(code)
+	}
+	return err
 }
 
 func (c *conn) ready(events uint32) {
