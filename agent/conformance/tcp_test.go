@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // stream is a connection for TCP to a service, however it was made.
@@ -31,7 +32,7 @@ func testTCP(t *testing.T, at target) {
 	for name, dial := range ways {
 		t.Run(name, func(t *testing.T) {
 			for name, test := range map[string]func(*testing.T, func(*testing.T, string) stream){
-				"server first": testServerFirst, "client first": testClientFirst, "half-closed": testHalfClosed,
+				"server first": testServerFirst, "client first": testClientFirst, "client late": testClientLate, "half-closed": testHalfClosed,
 				"both ways": testBothWays, "gone": testGone, "many": testManyStreams,
 			} {
 				t.Run(name, func(t *testing.T) { test(t, dial) })
@@ -97,6 +98,26 @@ func testClientFirst(t *testing.T, dial func(*testing.T, string) stream) {
 		}
 		c.Close()
 	}
+}
+
+// testClientLate says its first bytes when nobody expects any more that the client speaks first.
+func testClientLate(t *testing.T, dial func(*testing.T, string) stream) {
+	var all sync.WaitGroup
+	for _, late := range []struct{ service, say, want string }{
+		{serviceEcho, "\x16\x03", "\x16\x03"}, {serviceEcho, "G", "G"}, {serviceEcho, "late\n", "late\n"},
+		{serviceWeb, "GET / HTTP/1.1\r\nHost: web.mesh\r\n\r\n", "HTTP/1.1 200 OK\r\n"},
+	} {
+		c := dial(t, late.service)
+		all.Go(func() {
+			<-time.After(200 * time.Millisecond) // a slow client
+			io.WriteString(c, late.say)
+			got := make([]byte, len(late.want))
+			if n, err := io.ReadFull(c, got); err != nil || string(got) != late.want {
+				t.Errorf("%q: got %q, %v", late.say, got[:n], err)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // testHalfClosed ends one direction while the other goes on.

@@ -168,7 +168,11 @@ func (s *session) abort() {
 // speaksHTTP waits for who speaks first, and reports whether that is a caller who speaks HTTP: then nothing was sent to the
 // replica. It returns at once if the service is known to speak bytes.
 func (s *session) speaksHTTP(up *upstreamConn) bool {
-	if s.entry.Service == nil || s.entry.Service().Protocol == TCP {
+	if s.entry.Service == nil {
+		return false
+	}
+	service := s.entry.Service()
+	if service.Protocol == TCP || s.up.w > s.up.r { // an agent's answer may have brought the replica's first bytes, too
 		return false
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -189,6 +193,8 @@ func (s *session) speaksHTTP(up *upstreamConn) bool {
 	if err != nil || s.up.w > s.up.r {
 		return false
 	}
+	s.conn.SetReadDeadline(time.Now().Add(max(service.DetectTimeout, time.Millisecond))) // for bytes that may be the start of several
+	defer s.conn.SetReadDeadline(time.Time{})
 	for {
 		switch sniff.Detect(s.in.bytes()) {
 		case sniff.HTTP1, sniff.HTTP2:

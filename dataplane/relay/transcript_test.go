@@ -26,6 +26,7 @@ import (
 // scene with callers c1, c2..., an engine, and connections to the replica, r1, r2..., in the order in which they are made:
 //
 //	scene KEY=VALUE...      agents (callers are agents), forwarded=HOW, timeout=D, waits=D (Next takes so long),
+//	                        detect=D (what callers speak is to be found out, within D),
 //	                        route=(A,B...) (the hops of each call: web; refused, which can't be connected to; agent)
 //
 // and on the lines that follow, one step each:
@@ -150,6 +151,9 @@ func play(t *testing.T, d *datadriven.TestData, n network, expected string) stri
 	l := n.listen()
 	s.at = l.Addr()
 	entry := Entry{Router: s.router, Protocol: HTTP1, Agents: d.HasArg("agents")}
+	if limit := s.router.detect; limit > 0 {
+		entry.Protocol, entry.Service = Unknown, func() Service { return Service{DetectTimeout: limit} }
+	}
 	running, end := context.WithCancel(t.Context())
 	serving, stop := context.WithCancel(t.Context())
 	s.wg.Go(func() { s.engine.Run(running) })
@@ -383,6 +387,7 @@ type scriptedRouter struct {
 	forwarded policy.Forwarded
 	timeout   time.Duration
 	waits     time.Duration
+	detect    time.Duration
 
 	begun, ended int // guarded by the scene's mu
 }
@@ -399,6 +404,8 @@ func newScriptedRouter(s *scene, d *datadriven.TestData) *scriptedRouter {
 			r.forwarded = policy.Forwarded(arg.Vals[0])
 		case "timeout":
 			r.timeout, err = time.ParseDuration(arg.Vals[0])
+		case "detect":
+			r.detect, err = time.ParseDuration(arg.Vals[0])
 		case "waits":
 			r.waits, err = time.ParseDuration(arg.Vals[0])
 		default:
