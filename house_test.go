@@ -57,7 +57,7 @@ const imports = `
 	api/mesh/v1, policy/document, policy/localservice < cmd/meshctl
 	dataplane/sim/chart                               < cmd/meshctl
 	api/mesh/v1                                       < bench/demo
-	NONE                                              < bench/picks
+	NONE                                              < bench/picks, bench/load
 	dataplane/sim/scenario, policy/localservice       < docs/gen
 	dataplane/sim/chart, dataplane/sim/evidence       < docs/evidence
 `

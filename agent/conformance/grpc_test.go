@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/grpclog"
 	"google.golang.org/grpc/interop"
 	testgrpc "google.golang.org/grpc/interop/grpc_testing"
-	testpb "google.golang.org/grpc/interop/grpc_testing"
 )
 
 // survivor is a log by which a test of gRPC fails, not the whole process.
@@ -40,7 +39,7 @@ type named struct {
 	name string
 }
 
-func (s named) UnaryCall(ctx context.Context, r *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+func (s named) UnaryCall(ctx context.Context, r *testgrpc.SimpleRequest) (*testgrpc.SimpleResponse, error) {
 	answer, err := s.TestServiceServer.UnaryCall(ctx, r)
 	if err == nil && r.FillServerId {
 		answer.ServerId = s.name
@@ -138,7 +137,7 @@ func soak(conn *grpc.ClientConn) interop.SoakTestConfig {
 func pickPerCall(ctx context.Context, client testgrpc.TestServiceClient, at target) {
 	seen := map[string]bool{}
 	for range 50 {
-		answer, err := client.UnaryCall(ctx, &testpb.SimpleRequest{FillServerId: true})
+		answer, err := client.UnaryCall(ctx, &testgrpc.SimpleRequest{FillServerId: true})
 		if err != nil {
 			panic(err)
 		}

@@ -78,7 +78,9 @@ func TestNotTheOrigin(t *testing.T) {
 		answer     http.HandlerFunc
 		want       string
 	}{
-		{"a refusal", "h1-128", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no replicas", 503) }, "503 Service Unavailable"},
+		{"a refusal", "h1-128", func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "no replicas", http.StatusServiceUnavailable)
+		}, "503 Service Unavailable"},
 		{"another size", "h1-128", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("short")) }, "a body of 5 bytes, want 128"},
 		{"chunks", "h1-128", func(w http.ResponseWriter, _ *http.Request) { w.(http.Flusher).Flush() }, "Transfer-Encoding: chunked"},
 		{"HTTP/1 only", "grpc-unary", func(http.ResponseWriter, *http.Request) {}, "HTTP/1"},

@@ -47,9 +47,17 @@ func (s *session) carry(call Call) (e Ending, keep bool) {
 			return Ending{Reason: fault.Canceled}, false
 		}
 		if s.body.spilt {
-			return s.refuse(failed)
+			return s.refuse(spent(failed))
 		}
 	}
+}
+
+// spent returns what to tell the caller of a call that can't be sent again, as too much of its body is gone.
+func spent(failed *fault.Error) *fault.Error {
+	if !failed.Reason.Unsent() {
+		return failed
+	}
+	return fault.New(fault.RetriesExhausted, "%s, and too much of the body was read to send it again", failed.Detail)
 }
 
 // route asks where to send the call.

@@ -163,7 +163,7 @@ func (x *stream) again(failed *fault.Error) {
 	case left:
 		x.end(fault.Canceled)
 	case spilt || failed.Reason == fault.Canceled:
-		x.refuse(failed)
+		x.refuse(spent(failed))
 	default:
 		x.inBackground(func() { x.place(failed) })
 	}
