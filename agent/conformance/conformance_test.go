@@ -5,6 +5,7 @@ package conformance
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -34,9 +35,14 @@ type target struct {
 	programs meshtest.Programs
 }
 
-// suites are run one after another, as each has to leave the agents as it found them.
-func suites() []suite {
-	return []suite{
+// suite is run with the agents to itself, which it has to leave as it found them.
+type suite struct {
+	name string
+	run  func(*testing.T, target)
+}
+
+func suites(names ...string) []suite {
+	all := []suite{
 		{"curl", testCurl},
 		{"curl by proxy", testCurlByProxy},
 		{"go", testGo},
@@ -47,34 +53,45 @@ func suites() []suite {
 		{"grpc", testGRPC},
 		{"nghttp2", testNghttp2},
 	}
+	return slices.DeleteFunc(all, func(s suite) bool { return len(names) > 0 && !slices.Contains(names, s.name) })
 }
 
-type suite struct {
-	name string
-	run  func(*testing.T, target)
+// TestTwoAgents has the agents of the caller and of the replica in between, which connect with mutual TLS.
+func TestTwoAgents(t *testing.T) {
+	m := newMesh(t, false)
+	at, agents := m.target(t, "a")
+	conform(t, at, suites(), agents...)
 }
 
-// TestConformance runs all suites against the replicas themselves, which shows that the suites are right, and then with
-// one agent in between, and two. Agents connect with mutual TLS.
-func TestConformance(t *testing.T) { conform(t, false, "direct", "one agent", "two agents") }
+// TestOneAgent has callers on the node of the replicas.
+func TestOneAgent(t *testing.T) {
+	m := newMesh(t, false)
+	at, agents := m.target(t, "b")
+	conform(t, at, suites("curl", "curl by proxy", "go", "tcp", "tls", "grpc"), agents...)
+}
 
-// TestConformancePlain has two agents that connect in the clear.
-func TestConformancePlain(t *testing.T) { conform(t, true, "two agents") }
+// TestPlain has two agents that connect in the clear: bytes are moved in another way then.
+func TestPlain(t *testing.T) {
+	m := newMesh(t, true)
+	at, agents := m.target(t, "a")
+	conform(t, at, suites("curl", "websocket", "tcp", "tls"), agents...)
+}
 
-func conform(t *testing.T, plain bool, ways ...string) {
-	if testing.Short() {
-		t.Skip("whole meshes take long")
+var direct = flag.Bool("direct", false, "run the suites against the replicas themselves, too: are the suites right?")
+
+// TestDirect has no agent in between.
+func TestDirect(t *testing.T) {
+	if !*direct {
+		t.Skip("run with -direct to test the suites")
 	}
-	m := newMesh(t, plain)
-	for _, way := range ways {
-		t.Run(way, func(t *testing.T) {
-			at, agents := m.target(t, way)
-			for _, s := range suites() {
-				t.Run(s.name, func(t *testing.T) {
-					defer settles(t, agents...)()
-					s.run(t, at)
-				})
-			}
+	conform(t, newMesh(t, false).direct(), suites())
+}
+
+func conform(t *testing.T, at target, suites []suite, agents ...*meshtest.Agent) {
+	for _, s := range suites {
+		t.Run(s.name, func(t *testing.T) {
+			defer settles(t, agents...)()
+			s.run(t, at)
 		})
 	}
 }
@@ -91,6 +108,9 @@ type mesh struct {
 
 func newMesh(t *testing.T, plain bool) *mesh {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("whole meshes take long")
+	}
 	built, err := programs()
 	if err != nil {
 		t.Fatal(err)
@@ -139,24 +159,26 @@ func (m *mesh) start(s service) {
 	m.WriteService(b, s.name+".yaml", file)
 }
 
-// target returns what stands for a way to the replicas, and the agents on it.
-func (m *mesh) target(t *testing.T, way string) (target, []*meshtest.Agent) {
+// direct returns the replicas themselves.
+func (m *mesh) direct() target {
 	at := target{node: m.Node("b"), services: map[string]string{}, programs: m.programs}
-	if way == "direct" {
-		for name, replicas := range m.replicas {
-			at.services[name] = replicas[0].String()
-		}
-		return at, nil
+	for name, replicas := range m.replicas {
+		at.services[name] = replicas[0].String()
 	}
+	return at
+}
+
+// target returns where callers on a node find the replicas, and the agents on the way there.
+func (m *mesh) target(t *testing.T, node string) (target, []*meshtest.Agent) {
+	t.Helper()
+	at := target{node: m.Node(node), services: map[string]string{}, proxy: "127.0.0.1:15001", programs: m.programs}
 	agents := []*meshtest.Agent{m.agents["b"]}
-	if way == "two agents" {
-		at.node, agents = m.Node("a"), []*meshtest.Agent{m.agents["a"], m.agents["b"]}
+	if node != "b" {
+		agents = append(agents, m.agents[node])
 	}
-	at.proxy = "127.0.0.1:15001"
 	for name, port := range m.ports {
 		at.services[name] = fmt.Sprintf("127.0.0.1:%d", port)
 	}
-	t.Helper()
 	meshtest.Eventually(t, patience, "the agents know every replica", m.complete)
 	m.agents["b"].MustMeshctl("policy", "set", serviceGRPC, "--wait", "--balancer", "round_robin") // see pickPerCall
 	at.warmUp(t)

@@ -142,7 +142,7 @@ func (c *curl) downloads() {
 		c.wantBody(want, fmt.Sprintf("/bytes/%d", n))
 		c.wantBody(want, fmt.Sprintf("/stream/%d", n))
 	}
-	c.wantBody(string(bodyOf(0, 3<<20)), fmt.Sprintf("/bytes/%d", 3<<20), "--limit-rate", "15M") // back-pressure
+	c.wantBody(string(bodyOf(0, 3<<20)), fmt.Sprintf("/bytes/%d", 3<<20), "--limit-rate", "30M") // back-pressure
 }
 
 func (c *curl) uploads(version string) {
@@ -261,7 +261,7 @@ func (c *curl) rest(version string) {
 		d.Header.Get("Cookie") != "k=v" || d.Header.Get("User-Agent") != "tester" {
 		c.t.Errorf("got %+v", d)
 	}
-	if all, _, _ := c.do("--max-time", "0.3", c.base+"/hang"); len(all) != 1 || all[0].Exit != 28 {
+	if all, _, _ := c.do("--max-time", "0.1", c.base+"/hang"); len(all) != 1 || all[0].Exit != 28 {
 		c.t.Errorf("a caller that gives up: %+v", all)
 	}
 	if all, _, got := c.do(c.base + "/break"); len(all) != 1 || all[0].Exit == 0 {
