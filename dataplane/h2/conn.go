@@ -1,95 +1,106 @@
 package h2
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net"
+	"os"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
 
+// Config says what a connection needs.
+type Config struct {
+	Handler Handler
+	Buffers *Buffers
+	// Begun is what was read of the connection already.
+	Begun []byte
+	// Trusted is whether the other end resets streams for others, so that it may do so as often as it likes.
+	Trusted bool
+}
+
 // Conn is a connection.
 type Conn struct {
 	net     net.Conn
 	server  bool
+	trusted bool
 	handler Handler
-	input   *bufio.Reader
+
+	// The reader's.
+
+	input   input
 	reader  *http2.Framer
+	list    fieldList
+	later   []*Conn // to be flushed before the next read
+	greeted bool    // the settings of the other end have come
+	ready   chan struct{}
+
+	heard   atomic.Bool  // something, since the last Check
+	open    atomic.Int32 // streams
+	allowed atomic.Int32 // streams that may be open here, as far as this end opens them
 
 	mu sync.Mutex
 	// mu guards the fields below.
 
-	out      []byte
-	framer   *http2.Framer // writes to out
-	encoder  *hpack.Encoder
-	block    bytes.Buffer // what encoder writes
-	wake     *sync.Cond   // there is something to write, or the end has come
+	output   output
+	framer   *http2.Framer  // appends to output
+	encoder  *hpack.Encoder // appends to output
 	streams  map[uint32]*Stream
-	window   int64  // that we may still send
-	received int64  // that the other end may still send
-	owed     int64  // received, and not yet given back
-	queued   int64  // received, and not yet consumed
-	initial  int64  // window of new streams
-	most     uint32 // streams that the other end allows
-	next     uint32 // the number of the next stream that we open
-	last     uint32 // the number of the last stream that the other end opened
-	heard    time.Time
-	asked    bool // a ping is on its way
-	draining bool // no new streams: those under way end, and then the connection
-	leaving  bool // the last GOAWAY is sent
-	resets   int
-	empty    int
-	err      error // set at the end
+	waiting  []*Stream // to write, in turns
+	window   int64     // that we may still send
+	received int64     // that the other end may still send
+	owed     int64     // received, and not yet given back
+	queued   int64     // received, and not yet consumed
+	initial  int64     // window of new streams
+	next     uint32    // the number of the next stream that we open
+	last     uint32    // the number of the last stream that the other end opened
+	ours     recent    // streams that we have reset
+	draining bool      // no new streams: those under way end, and then the connection
+	leaving  bool      // the last GOAWAY is sent or received
+	silent   time.Time // since when, as far as Check knows
+	asked    bool      // a ping is on its way
+	spent    allowance // by resets
+	idled    int       // by frames that carry nothing
+	err      error     // set at the end
 }
 
-// NewServer returns the server's end of a connection; begun is what was read of it already.
-func NewServer(c net.Conn, begun []byte, h Handler) *Conn {
-	return newConn(c, begun, true, h)
-}
+// NewServer returns the server's end of a connection.
+func NewServer(c net.Conn, cfg Config) *Conn { return newConn(c, cfg, true) }
 
 // NewClient returns the client's end of a connection.
-func NewClient(c net.Conn, h Handler) *Conn { return newConn(c, nil, false, h) }
+func NewClient(c net.Conn, cfg Config) *Conn { return newConn(c, cfg, false) }
 
-func newConn(nc net.Conn, begun []byte, server bool, h Handler) *Conn {
+func newConn(nc net.Conn, cfg Config, server bool) *Conn {
 	c := &Conn{
-		net: nc, server: server, handler: h,
-		streams: map[uint32]*Stream{}, window: 65535, received: connWindow, initial: 65535,
-		most: math.MaxUint32, next: 1, heard: time.Now(),
+		net: nc, server: server, trusted: cfg.Trusted, handler: cfg.Handler,
+		streams: map[uint32]*Stream{}, window: 65535, received: connWindow, initial: 65535, next: 1,
+		ready: make(chan struct{}),
 	}
-	if !server {
-		c.most = 100 // until it says more (RFC 9113, 6.5.2)
-	}
-	c.wake = sync.NewCond(&c.mu)
-	c.encoder = hpack.NewEncoder(&c.block)
-	c.framer = http2.NewFramer((*gathered)(c), nil)
-	c.input = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(begun), nc), 32<<10)
-	c.reader = http2.NewFramer(nil, c.input)
+	c.list.init()
+	c.input.init(c, cfg)
+	c.output.init(c)
+	c.reader = http2.NewFramer(nil, &c.input)
 	c.reader.SetReuseFrames()
 	c.reader.SetMaxReadFrameSize(frameSize)
-	c.reader.ReadMetaHeaders = hpack.NewDecoder(tableSize, nil)
-	c.reader.MaxHeaderListSize = MaxHeaderBytes
-	c.begin()
+	c.framer = http2.NewFramer(&c.output, nil)
+	c.encoder = hpack.NewEncoder(&c.output)
+	if !server {
+		c.allowed.Store(100) // until the other end says (RFC 9113, 6.5.2)
+	}
+	c.greet()
 	return c
 }
 
-// gathered lets a framer append to what is to be written.
-type gathered Conn
-
-func (g *gathered) Write(p []byte) (int, error) {
-	g.out = append(g.out, p...)
-	return len(p), nil
-}
-
-// begin gathers what either end says first.
-func (c *Conn) begin() {
+// greet gathers what either end says first.
+func (c *Conn) greet() {
 	settings := []http2.Setting{
 		{ID: http2.SettingInitialWindowSize, Val: streamWindow},
 		{ID: http2.SettingMaxHeaderListSize, Val: MaxHeaderBytes},
@@ -97,7 +108,7 @@ func (c *Conn) begin() {
 	if c.server {
 		settings = append(settings, http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: MaxStreams})
 	} else {
-		c.out = append(c.out, http2.ClientPreface...)
+		io.WriteString(&c.output, http2.ClientPreface)
 		settings = append(settings, http2.Setting{ID: http2.SettingEnablePush, Val: 0})
 	}
 	c.framer.WriteSettings(settings...)
@@ -110,48 +121,71 @@ var errDone = errors.New("the connection is no longer needed")
 // Run serves the connection to its end, and closes it. It cuts off what is under way when ctx ends.
 func (c *Conn) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	stop := context.AfterFunc(ctx, func() { c.net.Close() })
+	stop := context.AfterFunc(ctx, c.Close)
 	defer stop()
 	wg.Go(c.write)
 	err := c.read()
 	c.finish(err)
 	wg.Wait()
+	if _, violated := violation(err); violated || c.server && errors.Is(err, errDone) {
+		c.linger()
+	}
 	c.net.Close()
+	c.input.release()
 	c.resetAll()
+	c.flushLater()
 	if errors.Is(err, io.EOF) || errors.Is(err, errDone) {
 		return nil
 	}
 	return err
 }
 
+// violation returns what the other end is told if that is to blame for an error.
+func violation(err error) (code http2.ErrCode, yes bool) {
+	if e, ok := errors.AsType[http2.ConnectionError](err); ok {
+		return http2.ErrCode(e), true
+	}
+	if errors.Is(err, http2.ErrFrameTooLarge) {
+		return http2.ErrCodeFrameSize, true
+	}
+	return 0, false
+}
+
 // finish says goodbye, and lets the writer end.
 func (c *Conn) finish(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	code, violation := http2.ErrCodeNo, false
-	if ce, ok := errors.AsType[http2.ConnectionError](err); ok {
-		code, violation = http2.ErrCode(ce), true
-	} else if errors.Is(err, http2.ErrFrameTooLarge) {
-		code, violation = http2.ErrCodeFrameSize, true
-	}
-	if violation {
+	patience := 100 * time.Millisecond
+	if code, violated := violation(err); violated {
 		c.framer.WriteGoAway(c.last, code, nil)
-		c.net.SetWriteDeadline(time.Now().Add(time.Second))
-	} else {
-		c.net.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+		patience = lingerTime
+	} else if errors.Is(err, errDone) {
+		patience = prefaceTimeout // the other end may be slow
 	}
-	if err == nil {
-		err = io.EOF
-	}
+	c.net.SetWriteDeadline(time.Now().Add(patience))
 	c.err = err
 	c.draining = true
-	c.wake.Broadcast()
+	if !c.greeted {
+		close(c.ready)
+	}
+	c.allowed.Store(0)
+	c.output.wake.Broadcast()
+}
+
+// linger waits for the other end to close, as closing with bytes unread might take away from it what was written last.
+func (c *Conn) linger() {
+	half, ok := c.net.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil {
+		return
+	}
+	c.net.SetReadDeadline(time.Now().Add(lingerTime))
+	io.CopyN(io.Discard, struct{ io.Reader }{c.net}, 4*connWindow)
 }
 
 // resetAll tells the handler that what is left of the streams will not come.
 func (c *Conn) resetAll() {
 	c.mu.Lock()
-	var left []*Stream
+	left := make([]*Stream, 0, len(c.streams))
 	for _, s := range c.streams {
 		left = append(left, s)
 	}
@@ -160,62 +194,9 @@ func (c *Conn) resetAll() {
 	}
 	c.mu.Unlock()
 	for _, s := range left {
-		c.handler.Reset(s, http2.ErrCodeConnect, false)
+		c.handler.Reset(s, http2.ErrCodeConnect, Broken)
 	}
 }
-
-// write writes what was gathered until the end.
-func (c *Conn) write() {
-	var spare []byte
-	for {
-		c.mu.Lock()
-		for len(c.out) == 0 && c.err == nil {
-			c.wake.Wait()
-		}
-		if len(c.out) == 0 {
-			c.mu.Unlock()
-			return
-		}
-		batch := c.out
-		c.out = spare[:0]
-		c.mu.Unlock()
-		_, err := c.net.Write(batch)
-		if spare = batch; cap(spare) > 2*mostPending {
-			spare = nil
-		}
-		if err != nil {
-			c.net.Close() // the reader tells
-			c.mu.Lock()
-			for c.err == nil {
-				c.out = c.out[:0]
-				c.wake.Wait()
-			}
-			c.mu.Unlock()
-			return
-		}
-		c.unblock()
-	}
-}
-
-// unblock tells the streams that waited for room or windows that there may be some.
-func (c *Conn) unblock() {
-	c.mu.Lock()
-	var ready []*Stream
-	if c.window > 0 && len(c.out) < mostPending {
-		for _, s := range c.streams {
-			if s.blocked && s.window > 0 {
-				s.blocked = false
-				ready = append(ready, s)
-			}
-		}
-	}
-	c.mu.Unlock()
-	for _, s := range ready {
-		c.handler.Writable(s)
-	}
-}
-
-func (c *Conn) wakeLocked() { c.wake.Signal() }
 
 func (c *Conn) removeLocked(s *Stream) {
 	if s.gone {
@@ -224,110 +205,177 @@ func (c *Conn) removeLocked(s *Stream) {
 	s.gone = true
 	c.dequeuedLocked(s.queued)
 	delete(c.streams, s.id)
-	if c.draining && len(c.streams) == 0 && c.leaving {
+	c.open.Store(int32(len(c.streams)))
+	if len(c.streams) == 0 && c.leaving {
 		c.closeSoonLocked()
 	}
 }
 
 // closeSoonLocked ends a connection that has nothing left to do: the reader notices.
-func (c *Conn) closeSoonLocked() {
-	c.net.SetReadDeadline(time.Unix(1, 0))
-}
+func (c *Conn) closeSoonLocked() { c.net.SetReadDeadline(time.Unix(1, 0)) }
 
-// writeHeadersLocked gathers a list of fields.
-func (c *Conn) writeHeadersLocked(id uint32, fields []hpack.HeaderField, end bool) {
-	c.block.Reset()
-	for _, f := range fields {
-		c.encoder.WriteField(f)
+// timedOut says what becomes of a read whose time was out; nil: it goes on.
+func (c *Conn) timedOut(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !errors.Is(err, os.ErrDeadlineExceeded) || !c.draining {
+		return err
 	}
-	block := c.block.Bytes()
-	first := block[:min(len(block), frameSize)]
-	block = block[len(first):]
-	c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: first, EndStream: end, EndHeaders: len(block) == 0})
-	for len(block) > 0 {
-		part := block[:min(len(block), frameSize)]
-		block = block[len(part):]
-		c.framer.WriteContinuation(id, len(block) == 0, part)
+	if !c.leaving {
+		c.leaveLocked()
 	}
-	c.wakeLocked()
+	if len(c.streams) == 0 {
+		return errDone
+	}
+	c.net.SetReadDeadline(time.Time{})
+	return nil
 }
 
 // Open opens a stream and sends the head of its request. It returns nil if the connection takes no more streams now.
-func (c *Conn) Open(state any, fields []hpack.HeaderField, end bool) *Stream {
+func (c *Conn) Open(state any, fields []hpack.HeaderField, more []Field, end bool) *Stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.draining || c.err != nil || uint32(len(c.streams)) >= c.most || c.next > math.MaxInt32 {
+	if c.draining || len(c.streams) >= int(c.allowed.Load()) {
 		return nil
 	}
 	if len(c.streams) == 0 {
-		c.heard = time.Now() // silence was right until now
+		c.silent, c.asked = time.Time{}, false // silence was right until now
 	}
 	s := c.newStreamLocked(c.next)
 	s.State = state
-	c.next += 2
-	c.writeHeadersLocked(s.id, fields, end)
+	s.bodiless = asksForHead(fields)
+	if c.next += 2; c.next > math.MaxInt32 {
+		c.draining, c.leaving = true, true // there are no more numbers
+		c.allowed.Store(0)
+	}
+	c.writeHeadersLocked(s.id, fields, more, end)
 	s.closed = end
 	return s
+}
+
+func asksForHead(fields []hpack.HeaderField) bool {
+	for i := range fields {
+		if fields[i].Name == ":method" {
+			return fields[i].Value == "HEAD"
+		}
+	}
+	return false
 }
 
 func (c *Conn) newStreamLocked(id uint32) *Stream {
 	s := &Stream{conn: c, id: id, window: c.initial, received: streamWindow, declared: -1}
 	c.streams[id] = s
+	c.open.Store(int32(len(c.streams)))
 	return s
 }
 
-// Streams returns how many streams are open, and how many more may be opened.
-func (c *Conn) Streams() (open int, free int) {
+// Streams returns how many streams are open, and how many more this end may open.
+func (c *Conn) Streams() (open, free int) {
+	open = int(c.open.Load())
+	return open, max(0, int(c.allowed.Load())-open)
+}
+
+// Opened counts the streams that were opened here, or there, so far.
+func (c *Conn) Opened() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	open = len(c.streams)
-	if c.draining || c.err != nil || c.next > math.MaxInt32 {
-		return open, 0
+	if c.server {
+		return int(c.last+1) / 2
 	}
-	return open, max(0, int(min(c.most, math.MaxInt32))-open)
+	return int(c.next-1) / 2
 }
+
+// Ready is closed once the other end has said what it allows, or the connection has failed before that.
+func (c *Conn) Ready() <-chan struct{} { return c.ready }
 
 // Drain lets the streams under way end, and then the connection. The other end is told to open no more.
 func (c *Conn) Drain() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.drainLocked()
+	c.mu.Unlock()
+	c.Flush()
+}
+
+func (c *Conn) drainLocked() {
 	if c.draining {
 		return
 	}
+	c.draining = true
+	c.allowed.Store(0)
 	if !c.server {
-		c.draining, c.leaving = true, true
-		if len(c.streams) == 0 {
-			c.closeSoonLocked()
-		}
+		c.leaveLocked()
 		return
 	}
 	// What the other end opens before it hears of it is still served: it answers the ping once it has (RFC 9113, 6.8).
-	c.draining = true
 	c.framer.WriteGoAway(math.MaxInt32, http2.ErrCodeNo, nil)
 	c.framer.WritePing(false, drainPing())
-	c.wakeLocked()
+	c.net.SetReadDeadline(time.Now().Add(goAwayTimeout))
 }
 
 func drainPing() [8]byte { return [8]byte{'d', 'r', 'a', 'i', 'n'} }
 
-// Check asks the other end of a client's connection for a sign of life if there was none for long. It returns an error
-// if there is none: the connection is of no use.
+// leaveLocked says which stream was the last.
+func (c *Conn) leaveLocked() {
+	c.leaving = true
+	c.framer.WriteGoAway(c.last, http2.ErrCodeNo, nil)
+	if len(c.streams) == 0 {
+		c.closeSoonLocked()
+	}
+}
+
+// Check asks the other end of a connection with open streams for a sign of life if there was none for long. It returns an
+// error if there is none: the connection is of no use.
 func (c *Conn) Check(now time.Time) error {
 	c.mu.Lock()
+	defer c.Flush()
 	defer c.mu.Unlock()
-	silent := now.Sub(c.heard)
-	switch {
-	case len(c.streams) == 0 || silent < pingAfter:
-		c.asked = false
-	case !c.asked:
-		c.asked = true
-		c.framer.WritePing(false, [8]byte{'a', 'l', 'i', 'v', 'e'})
-		c.wakeLocked()
+	if c.heard.Swap(false) || len(c.streams) == 0 || c.silent.IsZero() {
+		c.silent, c.asked = now, false
+		return nil
+	}
+	switch silent := now.Sub(c.silent); {
 	case silent >= pingAfter+pingTimeout:
 		return fmt.Errorf("no sign of life from %v for %v", c.net.RemoteAddr(), silent.Round(time.Second))
+	case silent >= pingAfter && !c.asked:
+		c.asked = true
+		c.framer.WritePing(false, [8]byte{'a', 'l', 'i', 'v', 'e'})
 	}
 	return nil
 }
 
 // Close cuts the connection off.
 func (c *Conn) Close() { c.net.Close() }
+
+// recent remembers the last streams that were reset: the other end may not know yet.
+type recent struct {
+	ids  []uint32
+	next int
+}
+
+const remembered = 2 * MaxStreams
+
+func (r *recent) add(id uint32) {
+	if len(r.ids) < remembered {
+		r.ids = append(r.ids, id)
+		return
+	}
+	r.ids[r.next] = id
+	r.next = (r.next + 1) % remembered
+}
+
+func (r *recent) has(id uint32) bool { return slices.Contains(r.ids, id) }
+
+// allowance is how often something may happen.
+type allowance struct {
+	used float64
+	last time.Time
+}
+
+// spend uses up one of most, of which perSecond come back. It returns false if none is left.
+func (a *allowance) spend(now time.Time, most, perSecond float64) bool {
+	a.used = max(0, a.used-perSecond*now.Sub(a.last).Seconds()) + 1
+	a.last = now
+	return a.used <= most
+}
+
+func (a *allowance) giveBack() { a.used = max(0, a.used-1) }

@@ -6,6 +6,7 @@ import (
 )
 
 // Stream is one request and its response. Its methods may be called at any time; on one that has ended they do nothing.
+// What they send goes out with the next flush of the connection.
 type Stream struct {
 	// State is for the Handler.
 	State any
@@ -19,23 +20,28 @@ type Stream struct {
 	received int64 // that the other end may still send
 	owed     int64 // consumed, and not yet given back
 	queued   int64 // received, and not yet consumed
-	declared int64 // Content-Length of what comes; -1: none
+	declared int64 // Content-Length of what comes, or what is left of it; -1: none
+	bodiless bool  // what comes has no body, whatever it declares: the answer to HEAD
 	headed   bool  // the head has come
 	ended    bool  // all has come
 	closed   bool  // all was sent
-	blocked  bool  // Write took less than all
+	wants    bool  // Write took less than all
+	waits    bool  // among those that wait for their turn
 	gone     bool  // not among the streams of conn any more
 }
 
+// Conn returns the connection of the stream.
+func (s *Stream) Conn() *Conn { return s.conn }
+
 // WriteHeaders sends the head of a message, or trailers.
-func (s *Stream) WriteHeaders(fields []hpack.HeaderField, end bool) {
+func (s *Stream) WriteHeaders(fields []hpack.HeaderField, more []Field, end bool) {
 	c := s.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s.gone || s.closed {
 		return
 	}
-	c.writeHeadersLocked(s.id, fields, end)
+	c.writeHeadersLocked(s.id, fields, more, end)
 	s.closeLocked(end)
 }
 
@@ -47,24 +53,24 @@ func (s *Stream) Write(p []byte, end bool) (n int) {
 	if s.gone || s.closed {
 		return len(p)
 	}
-	for n < len(p) {
-		most := min(int64(len(p)-n), s.window, c.window, frameSize, int64(mostPending-len(c.out)))
-		if most <= 0 {
-			s.blocked = true
-			break
-		}
-		part := p[n : n+int(most)]
-		n += len(part)
-		s.window -= most
-		c.window -= most
-		c.framer.WriteData(s.id, end && n == len(p), part)
+	n = min(len(p), c.roomLocked(s))
+	s.wants = n < len(p)
+	if n > 0 || len(p) == 0 && end {
+		s.window -= int64(n)
+		c.window -= int64(n)
+		c.writeDataLocked(s.id, p[:n], end && !s.wants)
 	}
-	if len(p) == 0 && end {
-		c.framer.WriteData(s.id, true, nil)
-	}
-	c.wakeLocked()
-	s.closeLocked(end && n == len(p))
+	s.queueLocked()
+	s.closeLocked(end && !s.wants)
 	return n
+}
+
+// queueLocked lets the stream wait for its turn, if that is all that it waits for.
+func (s *Stream) queueLocked() {
+	if s.wants && !s.waits && s.window > 0 && !s.gone {
+		s.waits = true
+		s.conn.waiting = append(s.conn.waiting, s)
+	}
 }
 
 // Consumed lets the other end send as much again.
@@ -81,11 +87,14 @@ func (s *Stream) Consumed(n int) {
 	s.queued -= int64(n)
 	c.dequeuedLocked(int64(n))
 	s.owed += int64(n)
+	s.giveBackLocked()
+}
+
+func (s *Stream) giveBackLocked() {
 	if s.owed >= streamWindow/4 && !s.ended {
-		c.framer.WriteWindowUpdate(s.id, uint32(s.owed))
+		s.conn.framer.WriteWindowUpdate(s.id, uint32(s.owed))
 		s.received += s.owed
 		s.owed = 0
-		c.wakeLocked()
 	}
 }
 
@@ -94,12 +103,18 @@ func (s *Stream) Reset(code http2.ErrCode) {
 	c := s.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.gone {
-		return
+	if !s.gone {
+		c.resetLocked(s, s.id, code)
 	}
-	c.framer.WriteRSTStream(s.id, code)
-	c.wakeLocked()
-	c.removeLocked(s)
+}
+
+// resetLocked resets a stream; s may be nil, if it was never one.
+func (c *Conn) resetLocked(s *Stream, id uint32, code http2.ErrCode) {
+	c.framer.WriteRSTStream(id, code)
+	c.ours.add(id)
+	if s != nil {
+		c.removeLocked(s)
+	}
 }
 
 // closeLocked notes that all was sent.

@@ -24,6 +24,7 @@ type Engine struct {
 	works   sync.Pool // of *work
 	watch   watch
 	readers sync.WaitGroup // of connections to upstreams
+	memory  memory
 
 	mu sync.Mutex
 	// mu guards the field below.
@@ -100,7 +101,7 @@ func (e *Engine) connections() int {
 func (e *Engine) reap(now time.Time) {
 	for _, u := range e.all() {
 		u.closeIdleSince(now.Add(-u.target.IdleTimeout))
-		u.checkHTTP2(now, now.Add(-u.target.IdleTimeout))
+		u.checkHTTP2(now)
 		e.mu.Lock()
 		if u.connections() == 0 {
 			delete(e.upstreams, u)

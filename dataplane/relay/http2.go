@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/h2"
@@ -12,29 +11,45 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
+// memory is what connections of HTTP/2 borrow while they need it.
+type memory struct {
+	buffers h2.Buffers
+	streams sync.Pool // of *stream
+}
+
 // serveHTTP2 serves a caller's connection of HTTP/2 to its end; begun is what was read of it already.
 func (s *session) serveHTTP2(begun []byte) {
-	c := &callers{session: s}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	c.ctx = ctx
-	c.conn = h2.NewServer(s.conn.Conn, begun, c)
+	c := &callers{session: s, ctx: ctx}
+	c.conn = h2.NewServer(s.conn.Conn, h2.Config{Handler: c, Buffers: &s.engine.memory.buffers, Begun: begun, Trusted: s.entry.Agents})
 	s.mu.Lock()
 	s.http2 = c.conn
 	cutOff := s.hungUp
 	s.mu.Unlock()
-	if cutOff {
+	if cutOff || !s.place.waits(streams, time.Now()) {
 		return
 	}
 	if s.ending.Load() {
 		c.conn.Drain()
 	}
-	s.place.waits(nothing, time.Now())
 	if err := c.conn.Run(ctx); err != nil {
 		s.engine.cfg.Log.Debug("a connection of HTTP/2 broke", "peer", s.source, "err", err)
 	}
 	cancel()
 	c.waiting.Wait()
+}
+
+// lookAtStreams ends a connection of HTTP/2 on which no stream was open since it was last called.
+func (s *session) lookAtStreams(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	opened := s.http2.Opened()
+	if open, _ := s.http2.Streams(); open == 0 && opened == s.opened {
+		s.http2.Drain()
+	}
+	s.opened = opened
+	s.place.waits(streams, now)
 }
 
 // callers is a caller's connection of HTTP/2: each stream is a call.
@@ -49,159 +64,126 @@ var _ h2.Handler = (*callers)(nil)
 
 // Headers takes in a call.
 func (c *callers) Headers(s *h2.Stream, fields []hpack.HeaderField, end bool) {
-	x := &stream{callers: c, down: s, head: streamHead{fields: fields, source: c.source}, upEnd: end}
+	x := c.engine.memory.stream()
+	x.mu.Lock()
+	x.callers, x.down, x.upEnd = c, s, end
+	x.head.fields = append(x.head.fields[:0], fields...)
+	x.head.source = c.source
 	s.State = x
-	x.begin()
+	x.beginLocked()
+	x.leaveLocked(c.conn)
 }
 
 // Data takes in a part of a request's body.
-func (c *callers) Data(s *h2.Stream, p []byte, end bool) { s.State.(*stream).fromCaller(p, end) }
+func (c *callers) Data(s *h2.Stream, p []byte, end bool) {
+	if x := enterDown(s); x != nil {
+		x.fromCallerLocked(p, end)
+		x.leaveLocked(c.conn)
+	}
+}
 
 // Trailers takes in the fields after a request's body.
 func (c *callers) Trailers(s *h2.Stream, fields []hpack.HeaderField) {
-	s.State.(*stream).trailersFromCaller(fields)
+	if x := enterDown(s); x != nil {
+		x.trailersFromCallerLocked(fields)
+		x.leaveLocked(c.conn)
+	}
 }
 
 // Writable lets the response go on.
-func (c *callers) Writable(s *h2.Stream) { s.State.(*stream).callerTakesMore() }
+func (c *callers) Writable(s *h2.Stream) {
+	if x := enterDown(s); x != nil {
+		x.pushDownLocked()
+		x.leaveLocked(nil)
+	}
+}
 
 // Reset ends a call that the caller does not want any more.
-func (c *callers) Reset(s *h2.Stream, code http2.ErrCode, _ bool) {
-	s.State.(*stream).callerLeft(code)
+func (c *callers) Reset(s *h2.Stream, _ http2.ErrCode, why h2.Cause) {
+	if x := enterDown(s); x != nil {
+		x.failLocked(leftFault(why))
+		x.leaveLocked(c.conn)
+	}
+}
+
+// enterDown returns the call of a caller's stream, locked; nil if it is over.
+func enterDown(s *h2.Stream) *stream {
+	x, _ := s.State.(*stream)
+	if x == nil {
+		return nil
+	}
+	x.mu.Lock()
+	if x.down != s || x.over {
+		x.mu.Unlock()
+		return nil
+	}
+	return x
+}
+
+// enterUp returns the call of a stream to upstream, locked; nil if it is over, or on another stream.
+func enterUp(s *h2.Stream) *stream {
+	x := s.State.(*stream)
+	x.mu.Lock()
+	if x.up != s || x.over {
+		x.mu.Unlock()
+		return nil
+	}
+	return x
 }
 
 // http2Conn is a connection of HTTP/2 to an Upstream.
 type http2Conn struct {
 	conn     *h2.Conn
 	upstream *Upstream
-	raw      *socket
-	used     atomic.Int64 // Unix nanoseconds of the last use
+
+	// Owned by checkHTTP2.
+
+	opened  int       // streams, when last looked at
+	idleFor time.Time // since when
 }
 
 var _ h2.Handler = (*http2Conn)(nil)
 
 // Headers takes in the head of a response.
 func (c *http2Conn) Headers(s *h2.Stream, fields []hpack.HeaderField, end bool) {
-	s.State.(*stream).fromUpstream(s, fields, end)
+	if x := enterUp(s); x != nil {
+		x.answerLocked(fields, end)
+		x.leaveLocked(c.conn)
+	}
 }
 
 // Data takes in a part of its body.
-func (c *http2Conn) Data(s *h2.Stream, p []byte, end bool) { s.State.(*stream).body(s, p, end) }
+func (c *http2Conn) Data(s *h2.Stream, p []byte, end bool) {
+	x := enterUp(s)
+	if x == nil {
+		s.Consumed(len(p))
+		return
+	}
+	x.bodyLocked(p, end)
+	x.leaveLocked(c.conn)
+}
 
 // Trailers takes in the fields after it.
 func (c *http2Conn) Trailers(s *h2.Stream, fields []hpack.HeaderField) {
-	s.State.(*stream).trailers(s, fields)
+	if x := enterUp(s); x != nil {
+		x.trailersLocked(fields)
+		x.leaveLocked(c.conn)
+	}
 }
 
 // Writable lets the request go on.
-func (c *http2Conn) Writable(s *h2.Stream) { s.State.(*stream).upstreamTakesMore(s) }
+func (c *http2Conn) Writable(s *h2.Stream) {
+	if x := enterUp(s); x != nil {
+		x.pushUpLocked()
+		x.leaveLocked(nil)
+	}
+}
 
 // Reset ends a try.
-func (c *http2Conn) Reset(s *h2.Stream, code http2.ErrCode, unsent bool) {
-	s.State.(*stream).upstreamReset(s, code, unsent)
-}
-
-// streamsEach is how many streams a connection should carry before another one is made: its frames are read by one
-// goroutine.
-const streamsEach = 100
-
-// openHTTP2 opens a stream on a connection that there is, nil if there is none with room.
-func (u *Upstream) openHTTP2(x *stream, fields []hpack.HeaderField, end bool) *h2.Stream {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	var best *http2Conn
-	most := 0
-	for _, c := range u.http2 {
-		open, free := c.conn.Streams()
-		if room := min(free, streamsEach-open); room > most {
-			best, most = c, room
-		}
-	}
-	if best == nil && len(u.http2) >= mostConns { // share what there is
-		for _, c := range u.http2 {
-			if _, free := c.conn.Streams(); free > most {
-				best, most = c, free
-			}
-		}
-	}
-	if best == nil {
-		return nil
-	}
-	best.used.Store(time.Now().UnixNano())
-	return best.conn.Open(x, fields, end)
-}
-
-// mostConns is how many connections of HTTP/2 there may be to one Upstream before they carry more than they should.
-const mostConns = 64
-
-// dialHTTP2 makes a connection of HTTP/2, unless one is being made: then it waits for that.
-func (u *Upstream) dialHTTP2(ctx context.Context) error {
-	u.mu.Lock()
-	if pending := u.dialing; pending != nil {
-		u.mu.Unlock()
-		select {
-		case <-pending.done:
-			return pending.err
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	pending := &dialing{done: make(chan struct{})}
-	u.dialing = pending
-	u.mu.Unlock()
-	defer close(pending.done)
-
-	// Others wait for it, too: it does not end with this call.
-	raw, err := u.target.Dial(context.WithoutCancel(ctx), HTTP2)
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.dialing = nil
-	if pending.err = err; err != nil {
-		return err
-	}
-	u.engine.metrics.connected.Inc()
-	c := &http2Conn{upstream: u, raw: newSocket(raw)}
-	c.used.Store(time.Now().UnixNano())
-	c.conn = h2.NewClient(raw, c)
-	u.http2 = append(u.http2, c)
-	u.engine.register(u)
-	u.engine.readers.Go(func() {
-		c.conn.Run(context.Background())
-		u.lost(c)
-	})
-	return nil
-}
-
-// dialing is a connection being made.
-type dialing struct {
-	done chan struct{}
-	err  error // valid once done is closed
-}
-
-func (u *Upstream) lost(c *http2Conn) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for i, other := range u.http2 {
-		if other == c {
-			u.http2 = append(u.http2[:i:i], u.http2[i+1:]...)
-			return
-		}
-	}
-}
-
-// checkHTTP2 gives up connections that are of no use: those without a stream since a moment, and those whose other end is
-// silent.
-func (u *Upstream) checkHTTP2(now, since time.Time) {
-	u.mu.Lock()
-	all := append([]*http2Conn(nil), u.http2...)
-	u.mu.Unlock()
-	for _, c := range all {
-		if open, _ := c.conn.Streams(); open == 0 && time.Unix(0, c.used.Load()).Before(since) {
-			c.conn.Drain()
-		} else if err := c.conn.Check(now); err != nil {
-			u.engine.cfg.Log.Warn("gave up a connection", "peer", u.target.Name, "err", err)
-			c.conn.Close()
-		}
+func (c *http2Conn) Reset(s *h2.Stream, code http2.ErrCode, why h2.Cause) {
+	if x := enterUp(s); x != nil {
+		x.upstreamResetLocked(code, why)
+		x.leaveLocked(c.conn)
 	}
 }
 
@@ -230,8 +212,8 @@ func (h *streamHead) Field(dst []byte, name string) ([]byte, bool) {
 		return h.fields.Field(dst, name)
 	}
 	found := false
-	for _, f := range h.fields {
-		if f.Name == name {
+	for i := range h.fields {
+		if f := &h.fields[i]; f.Name == name {
 			if found {
 				dst = append(dst, "; "...)
 			}
@@ -272,3 +254,33 @@ type streamAnswer struct {
 var _ Answer = (*streamAnswer)(nil)
 
 func (a *streamAnswer) Status() int { return a.status }
+
+// queue holds what can't be sent yet.
+type queue struct {
+	b    []byte
+	used int
+}
+
+func (q *queue) bytes() []byte { return q.b[q.used:] }
+func (q *queue) len() int      { return len(q.b) - q.used }
+
+func (q *queue) add(p []byte) {
+	if len(p) == 0 {
+		return
+	}
+	if q.used > 0 && len(q.b)+len(p) > cap(q.b) {
+		q.b, q.used = q.b[:copy(q.b, q.b[q.used:])], 0
+	}
+	q.b = append(q.b, p...)
+}
+
+// use takes n bytes away. Memory that much was in is given up with the last.
+func (q *queue) use(n int) {
+	if q.used += n; q.used < len(q.b) {
+		return
+	}
+	q.b, q.used = q.b[:0], 0
+	if cap(q.b) > 2*bufferSize {
+		q.b = nil
+	}
+}

@@ -39,6 +39,7 @@ type session struct {
 	cancel   func()        // ends what waits for something else
 	hungUp   bool          // the caller is gone, or the connection is to be cut off
 	http2    *h2.Conn      // if that is what it speaks
+	opened   int           // streams, when last looked at
 }
 
 func newSession(s *server, c net.Conn) *session {

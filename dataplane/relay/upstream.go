@@ -115,9 +115,8 @@ func (c *upstreamConn) drop() {
 
 // CloseIdle closes the connections that no call uses.
 func (u *Upstream) CloseIdle() {
-	now := time.Now()
-	u.closeIdleSince(now.Add(time.Hour))
-	u.checkHTTP2(now, now.Add(time.Hour))
+	u.closeIdleSince(time.Now().Add(time.Hour))
+	u.drainIdleHTTP2()
 }
 
 // closeIdleSince closes the connections that no call has used since a moment.

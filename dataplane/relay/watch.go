@@ -12,6 +12,7 @@ const (
 	idle          // the next request
 	head          // the rest of a head
 	answer        // the response of a call
+	streams       // whatever comes on a connection of HTTP/2
 	over          // its end: it has waited for too long, or is gone
 	states  = 8
 )
@@ -89,6 +90,10 @@ func (w *watch) scan(now time.Time) {
 		case head:
 			if ms-since > headTimeout.Milliseconds() && p.end(word) {
 				p.session.conn.SetReadDeadline(past())
+			}
+		case streams:
+			if ms-since > p.session.entry.IdleTimeout.Milliseconds() {
+				p.session.lookAtStreams(now)
 			}
 		case answer:
 			w.look(p, word, since, ms)

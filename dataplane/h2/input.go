@@ -1,0 +1,129 @@
+package h2
+
+import (
+	"net"
+	"sync"
+	"syscall"
+)
+
+// Buffers lends connections memory to read into, while there is something to read.
+type Buffers struct{ pool sync.Pool }
+
+// readSize is what is read at once.
+const readSize = 32 << 10
+
+func (b *Buffers) take() []byte {
+	if p, ok := b.pool.Get().(*[readSize]byte); ok {
+		return p[:]
+	}
+	return make([]byte, readSize)
+}
+
+func (b *Buffers) put(p []byte) {
+	if cap(p) == readSize {
+		b.pool.Put((*[readSize]byte)(p[:readSize]))
+	}
+}
+
+// input reads a connection. While it waits for a plain one it holds no buffer.
+type input struct {
+	conn    *Conn
+	buffers *Buffers
+	b       []byte // nil if nothing is left to read in it
+	r, w    int
+
+	raw    syscall.RawConn // nil if the connection is not plain
+	try    func(fd uintptr) bool
+	tryErr error
+}
+
+func (i *input) init(c *Conn, cfg Config) {
+	i.conn, i.buffers = c, cfg.Buffers
+	i.b, i.w = cfg.Begun, len(cfg.Begun)
+	i.raw = rawConn(c.net)
+	i.try = i.tryRead
+}
+
+// rawConn returns what can be read and written without waiting, nil if that is impossible.
+func rawConn(c net.Conn) syscall.RawConn {
+	switch c := c.(type) {
+	case *net.TCPConn:
+		raw, _ := c.SyscallConn()
+		return raw
+	case *net.UnixConn:
+		raw, _ := c.SyscallConn()
+		return raw
+	}
+	return nil
+}
+
+// Read reads what is there; if nothing is, it waits.
+func (i *input) Read(p []byte) (int, error) {
+	for i.r == i.w {
+		if err := i.fill(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(p, i.b[i.r:i.w])
+	i.r += n
+	return n, nil
+}
+
+// fill waits for more. What was gathered meanwhile is flushed first.
+func (i *input) fill() error {
+	i.conn.flushLater()
+	for {
+		err := i.wait()
+		if i.w > 0 {
+			i.conn.heard.Store(true)
+			return nil
+		}
+		if err = i.conn.timedOut(err); err != nil {
+			return err
+		}
+		i.conn.Flush()
+	}
+}
+
+func (i *input) wait() (err error) {
+	i.r, i.w = 0, 0
+	if i.raw != nil {
+		i.release()
+		if err = i.raw.Read(i.try); err == nil {
+			err = i.tryErr
+		}
+		return err
+	}
+	i.acquire()
+	i.w, err = i.conn.net.Read(i.b)
+	return err
+}
+
+func (i *input) acquire() {
+	if len(i.b) < readSize {
+		i.b = i.buffers.take()
+	}
+}
+
+func (i *input) release() {
+	if i.b != nil {
+		i.buffers.put(i.b)
+		i.b = nil
+	}
+}
+
+// tryRead reads without waiting. It returns false if there is nothing yet.
+func (i *input) tryRead(fd uintptr) bool {
+	i.acquire()
+	n, err := syscall.Read(int(fd), i.b)
+	switch {
+	case err == syscall.EAGAIN || err == syscall.EINTR:
+		i.release()
+		return err == syscall.EINTR && i.tryRead(fd)
+	case n > 0:
+		i.w, i.tryErr = n, nil
+	default:
+		i.tryErr = readError(err)
+	}
+	return true
+}
