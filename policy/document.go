@@ -105,7 +105,7 @@ func read(spec *meshv1.ServicePolicySpec, problems *document.Problems) Policy {
 
 		Forwarded:     readForwarded(spec.GetForwarded(), d.Forwarded, problems),
 		ProxyProtocol: spec.GetProxyProtocol(),
-		DetectTimeout: problems.Duration("spec.detectTimeout", spec.GetDetectTimeout(), d.DetectTimeout, document.Span{Min: time.Millisecond, Max: time.Minute}),
+		DetectTimeout: problems.Duration("spec.detectTimeout", spec.GetDetectTimeout(), d.DetectTimeout, document.Span{Min: time.Millisecond, Max: time.Minute, Off: true}),
 	}
 	if p.Balancer.NeedsKey() && spec.GetConsistentHash().GetKey() == nil {
 		problems.Add("spec.consistentHash.key",

@@ -32,7 +32,7 @@ type Policy struct {
 	// Forwarded is how replicas learn where a request's caller is; ProxyProtocol, whether those of TCP do by a PROXY header.
 	Forwarded     Forwarded
 	ProxyProtocol bool
-	// DetectTimeout is how long a connection may keep silent before it counts as one whose server speaks first.
+	// DetectTimeout is how long a connection may keep silent before it may be one whose server speaks first. 0: no time.
 	DetectTimeout time.Duration
 }
 

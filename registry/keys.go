@@ -3,6 +3,7 @@ package registry
 import (
 	"errors"
 	"fmt"
+	"path"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -49,19 +50,32 @@ func (n ServiceName) Validate() error {
 
 // Validate reports whether the name may be part of a key.
 func (n NodeName) Validate() error {
-	bad := func(r rune) bool { return r == '/' || unicode.IsSpace(r) || !unicode.IsPrint(r) }
-	if n == "" || len(n) > 253 || !utf8.ValidString(string(n)) || strings.ContainsFunc(string(n), bad) {
+	if n == "" || len(n) > 253 || strings.Contains(string(n), "/") || !isPrintable(string(n)) {
 		return fmt.Errorf("node %q: want 1 to 253 printable characters without '/' and spaces", string(n))
 	}
 	return nil
 }
 
+// validateAddress wants one address, that can be part of a key.
+func (e Endpoint) validateAddress() error {
+	switch {
+	case e.Socket != "" && (e.Address.IsValid() || !path.IsAbs(e.Socket) || path.Clean(e.Socket) != e.Socket || !isPrintable(e.Socket)):
+		return fmt.Errorf("address %q: want unix: and the absolute path of a socket, without spaces, and no other address", e.At())
+	case e.Socket == "" && (!e.Address.IsValid() || e.Address.Port() == 0):
+		return fmt.Errorf("address %q: want IP:PORT or unix:/PATH", e.Address)
+	}
+	return nil
+}
+
+func isPrintable(s string) bool {
+	bad := func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, bad)
+}
+
 // Validate reports all that keeps the endpoint from being stored.
 func (e Endpoint) Validate() error {
 	problems := []error{e.Service.Validate(), e.Node.Validate()}
-	if !e.Address.IsValid() || e.Address.Port() == 0 {
-		problems = append(problems, fmt.Errorf("address %q: want IP:PORT", e.Address))
-	}
+	problems = append(problems, e.validateAddress())
 	if e.Weight < 0 || e.Weight > MaxWeight {
 		problems = append(problems, fmt.Errorf("weight %d: want 1 to %d, or 0, which counts as 1", e.Weight, MaxWeight))
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/policy"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 )
@@ -43,9 +44,11 @@ func (e Endpoint) Proto() *meshv1.EndpointRecord {
 		Service: string(e.Service),
 		Node:    string(e.Node),
 		Zone:    strings.ToValidUTF8(e.Zone, "?"),
-		Address: e.Address.String(),
+		Address: e.At(),
 		State:   e.State.Proto(),
 		Weight:  uint32(e.Weight),
+
+		Protocol: string(e.Protocol),
 	}
 	if e.Agent.IsValid() {
 		r.Agent = e.Agent.String()
@@ -89,9 +92,14 @@ func EndpointFromValue(value []byte) (Endpoint, error) {
 
 // EndpointFromProto returns the endpoint that a record describes. An endpoint outside the mesh has no agent.
 func EndpointFromProto(r *meshv1.EndpointRecord) (Endpoint, error) {
-	e := Endpoint{Service: ServiceName(r.GetService()), Node: NodeName(r.GetNode()), Zone: r.GetZone(), Weight: weightFromProto(r.GetWeight())}
+	e := Endpoint{
+		Service: ServiceName(r.GetService()), Node: NodeName(r.GetNode()), Zone: r.GetZone(), Weight: weightFromProto(r.GetWeight()),
+		Protocol: protocolFromProto(r.GetProtocol()),
+	}
 	var addressErr, agentErr, stateErr error
-	if e.Address, addressErr = netip.ParseAddrPort(r.GetAddress()); addressErr != nil {
+	if socket, ok := strings.CutPrefix(r.GetAddress(), unixPrefix); ok {
+		e.Socket = socket
+	} else if e.Address, addressErr = netip.ParseAddrPort(r.GetAddress()); addressErr != nil {
 		return Endpoint{}, fmt.Errorf("address: %w", addressErr)
 	}
 	if r.GetAgent() != "" {
@@ -110,6 +118,15 @@ func EndpointFromProto(r *meshv1.EndpointRecord) (Endpoint, error) {
 
 // weightFromProto keeps what is out of bounds out of bounds, for Validate.
 func weightFromProto(weight uint32) int32 { return int32(min(weight, math.MaxInt32)) }
+
+// protocolFromProto takes one that only a later version knows as not declared: the replica is there all the same.
+func protocolFromProto(name string) policy.Protocol {
+	switch p := policy.Protocol(name); p {
+	case policy.ProtocolHTTP, policy.ProtocolHTTP2, policy.ProtocolTCP:
+		return p
+	}
+	return policy.ProtocolUndeclared
+}
 
 func stateFromProto(s meshv1.EndpointRecord_State) (State, error) {
 	switch s {

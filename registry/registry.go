@@ -15,7 +15,7 @@ type (
 	ServiceName string
 	// NodeName is unique among the agents of a mesh.
 	NodeName string
-	// EndpointID is SERVICE/NODE/ADDRESS.
+	// EndpointID is SERVICE/NODE/ADDRESS; of a Unix socket, SERVICE/NODE/unix:/PATH.
 	EndpointID string
 )
 
@@ -25,9 +25,12 @@ type Endpoint struct {
 	Node    NodeName
 	Zone    string
 	Address netip.AddrPort // where the replica listens, as its own agent reaches it
+	Socket  string         // the path of the Unix socket on which it listens instead of Address; "": it does not
 	Agent   netip.AddrPort // where the agent of its node takes traffic from other agents
 	State   State
 	Weight  int32 // how much it can bear, compared with others; 0 counts as 1
+	// Protocol is what the replica speaks, if it was declared. Replicas of one service may differ: each is taken at its word.
+	Protocol policy.Protocol
 }
 
 // MaxWeight bounds the weights of endpoints.
@@ -35,7 +38,25 @@ const MaxWeight = 100
 
 // ID returns the name of the endpoint, which stays the same over restarts of its agent.
 func (e Endpoint) ID() EndpointID {
-	return EndpointID(string(e.Service) + "/" + string(e.Node) + "/" + e.Address.String())
+	return EndpointID(string(e.Service) + "/" + string(e.Node) + "/" + e.At())
+}
+
+const unixPrefix = "unix:"
+
+// At returns where the replica listens, as users see it: IP:PORT, or unix:/PATH.
+func (e Endpoint) At() string {
+	if e.Socket != "" {
+		return unixPrefix + e.Socket
+	}
+	return e.Address.String()
+}
+
+// Network returns what its own agent dials to reach the replica.
+func (e Endpoint) Network() (network, address string) {
+	if e.Socket != "" {
+		return "unix", e.Socket
+	}
+	return "tcp", e.Address.String()
 }
 
 // State says whether an endpoint takes requests.

@@ -454,6 +454,8 @@ func TestSnapshotFromDisk(t *testing.T) {
 		"policies/web":                {timeout: "3s"},
 		"endpoints/web/a/10.0.0.1:80": {endpoint: endpoint("web", "a", registry.Ready)},
 		"endpoints/web/b/10.0.0.1:80": {endpoint: endpoint("web", "b", registry.Draining)},
+
+		"endpoints/db/a/unix:/run/db.sock": {endpoint: registry.Endpoint{Service: "db", Node: "a", Socket: "/run/db.sock", Protocol: policy.ProtocolTCP}},
 	} {
 		v.revision = 7
 		b.Put(now, v.record(key))
@@ -513,6 +515,12 @@ func TestEndpointProblems(t *testing.T) {
 		{`{"service":"web","node":"a","address":"10.0.0.1:80","state":"READY","weight":100}`, ""},
 		{`{"service":"web","node":"a","address":"10.0.0.1:80","state":"READY","weight":101}`, "weight 101"},
 		{`{"service":"web","node":"a","address":"10.0.0.1:80","state":"READY","weight":4294967295}`, "weight"},
+		{`{"service":"web","node":"a","address":"unix:/run/a.sock","state":"READY","protocol":"http2"}`, ""},
+		{`{"service":"web","node":"a","address":"unix:/run/a.sock","state":"READY","protocol":"of the future"}`, ""},
+		{`{"service":"web","node":"a","address":"unix:run/a.sock","state":"READY"}`, `address "unix:run/a.sock": want unix: and the absolute path`},
+		{`{"service":"web","node":"a","address":"unix:/run//a.sock","state":"READY"}`, "absolute path"},
+		{`{"service":"web","node":"a","address":"unix:/run/a b.sock","state":"READY"}`, "without spaces"},
+		{`{"service":"web","node":"a","address":"unix:","state":"READY"}`, "want IP:PORT or unix:/PATH"},
 		{`{"service":"web`, "unexpected EOF"},
 		{``, "syntax"},
 	} {

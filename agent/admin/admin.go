@@ -23,6 +23,7 @@ import (
 
 	"github.com/headroom-mesh/headroom/agent/gossip"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/policy/localservice"
 	"github.com/headroom-mesh/headroom/registry"
 )
 
@@ -38,7 +39,7 @@ const stopTimeout = 2 * time.Second
 // Local registers replicas on this agent's node.
 type Local interface {
 	Register(ctx context.Context, doc *meshv1.LocalService) error
-	Deregister(ctx context.Context, service registry.ServiceName, address string) ([]netip.AddrPort, error)
+	Deregister(ctx context.Context, service registry.ServiceName, address string) ([]localservice.Address, error)
 }
 
 // Lines are the replicas here as other agents' balancers reach them: the methods of service Peer of those names.

@@ -31,6 +31,7 @@ import (
 	"github.com/headroom-mesh/headroom/agent/local"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/policy"
+	"github.com/headroom-mesh/headroom/policy/localservice"
 	"github.com/headroom-mesh/headroom/registry"
 	"github.com/headroom-mesh/headroom/registry/registrytest"
 )
@@ -151,11 +152,11 @@ func (l *fakeLocal) Register(_ context.Context, doc *meshv1.LocalService) error 
 	return l.err
 }
 
-func (l *fakeLocal) Deregister(_ context.Context, _ registry.ServiceName, _ string) ([]netip.AddrPort, error) {
+func (l *fakeLocal) Deregister(_ context.Context, _ registry.ServiceName, _ string) ([]localservice.Address, error) {
 	if l.err != nil {
 		return nil, l.err
 	}
-	return []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:1")}, nil
+	return []localservice.Address{{Port: netip.MustParseAddrPort("127.0.0.1:1")}}, nil
 }
 
 // running is an Admin that runs.

@@ -144,8 +144,9 @@ func (s *adminServer) haveReplicas(service localservice.LocalService) bool {
 	if known := s.cfg.Snapshot().Services[registry.ServiceName(service.Service)]; known != nil {
 		for _, e := range known.Endpoints {
 			// One that is draining may be left over from before.
-			if e.Node == s.cfg.Node && e.State != registry.Draining {
-				found[localservice.Endpoint{Address: e.Address, Weight: int(max(e.Weight, 1))}] = true
+			if e.Node == s.cfg.Node && e.State != registry.Draining && e.Protocol == service.Protocol {
+				at := localservice.Address{Port: e.Address, Socket: e.Socket}
+				found[localservice.Endpoint{Address: at, Weight: int(max(e.Weight, 1))}] = true
 			}
 		}
 	}

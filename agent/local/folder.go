@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -148,10 +147,16 @@ func (f *folder) bad() int {
 
 // declaration is a replica as a file declares it.
 type declaration struct {
-	key    replicaKey
-	weight int
-	check  *localservice.HealthCheck
-	file   string // with its folder
+	key replicaKey
+	terms
+	check *localservice.HealthCheck
+	file  string // with its folder
+}
+
+// terms are what is said of a replica besides its check.
+type terms struct {
+	weight   int
+	protocol policy.Protocol
 }
 
 // declarations lists what the files declare, in the order of their names.
@@ -161,7 +166,7 @@ func (f *folder) declarations() []declaration {
 		for _, s := range f.files[name].services {
 			for _, e := range s.Endpoints {
 				key := replicaKey{registry.ServiceName(s.Service), e.Address}
-				all = append(all, declaration{key, e.Weight, s.Check, filepath.Join(f.path, name)})
+				all = append(all, declaration{key, terms{e.Weight, s.Protocol}, s.Check, filepath.Join(f.path, name)})
 			}
 		}
 	}
@@ -194,11 +199,11 @@ func (f *folder) find(key replicaKey) (string, bool) {
 	return "", false
 }
 
-// matching lists the replicas of a service that are declared, or the one at wanted if that is valid.
-func (f *folder) matching(service registry.ServiceName, wanted netip.AddrPort) []replicaKey {
+// matching lists the replicas of a service that are declared, or only the one at wanted if that is anywhere.
+func (f *folder) matching(service registry.ServiceName, wanted localservice.Address) []replicaKey {
 	var keys []replicaKey
 	for _, d := range f.declarations() {
-		if d.key.service == service && (!wanted.IsValid() || d.key.address == wanted) && !slices.Contains(keys, d.key) {
+		if d.key.service == service && (wanted == localservice.Address{} || d.key.address == wanted) && !slices.Contains(keys, d.key) {
 			keys = append(keys, d.key)
 		}
 	}
@@ -206,13 +211,16 @@ func (f *folder) matching(service registry.ServiceName, wanted netip.AddrPort) [
 	return keys
 }
 
-// fileOf names the file of one registered replica: web_127.0.0.1_8080.yaml.
-func fileOf(service string, address netip.AddrPort) string {
+// fileOf names the file of one registered replica: web_127.0.0.1_8080.yaml, or web_unix,run,web.sock.yaml.
+func fileOf(service string, address localservice.Address) string {
+	if address.Socket != "" {
+		return service + "_unix" + strings.NewReplacer("%", "%25", ",", "%2C", "/", ",").Replace(address.Socket) + ".yaml"
+	}
 	return service + "_" + strings.NewReplacer("[", "", "]", "", ":", "_").Replace(address.String()) + ".yaml"
 }
 
 // write stores one replica, whole or not at all.
-func (f *folder) write(service string, e localservice.Endpoint, check *meshv1.HealthCheck) error {
+func (f *folder) write(service string, e localservice.Endpoint, spec *meshv1.LocalServiceSpec) error {
 	address := e.Address
 	endpoint := &meshv1.LocalEndpoint{Address: address.String()}
 	if e.Weight != 1 {
@@ -222,7 +230,9 @@ func (f *folder) write(service string, e localservice.Endpoint, check *meshv1.He
 		ApiVersion: policy.APIVersion,
 		Kind:       localservice.Kind,
 		Metadata:   &meshv1.Metadata{Name: service},
-		Spec:       &meshv1.LocalServiceSpec{Endpoints: []*meshv1.LocalEndpoint{endpoint}, Check: check},
+		Spec: &meshv1.LocalServiceSpec{
+			Endpoints: []*meshv1.LocalEndpoint{endpoint}, Check: spec.GetCheck(), Protocol: spec.GetProtocol(),
+		},
 	})
 	if err != nil {
 		return fmt.Errorf("register %s %s: %w", service, address, err)

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/netip"
 	"time"
 
 	"google.golang.org/grpc"
@@ -49,7 +48,7 @@ func (h health) after(ok bool, rise, fall int) health {
 const maxStartDelay = 500 * time.Millisecond
 
 // repeat checks until ctx ends.
-func repeat(ctx context.Context, c localservice.HealthCheck, address netip.AddrPort, report func(error)) {
+func repeat(ctx context.Context, c localservice.HealthCheck, address localservice.Address, report func(error)) {
 	select {
 	case <-ctx.Done():
 		return
@@ -68,7 +67,7 @@ func repeat(ctx context.Context, c localservice.HealthCheck, address netip.AddrP
 }
 
 // check runs one check, on a connection of its own: a replica that takes no new ones is not healthy.
-func check(ctx context.Context, c localservice.HealthCheck, address netip.AddrPort) error {
+func check(ctx context.Context, c localservice.HealthCheck, address localservice.Address) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	err := checkOf(c.Kind)(ctx, address, c.Target)
@@ -81,7 +80,7 @@ func check(ctx context.Context, c localservice.HealthCheck, address netip.AddrPo
 	return nil
 }
 
-func checkOf(k localservice.CheckKind) func(context.Context, netip.AddrPort, string) error {
+func checkOf(k localservice.CheckKind) func(context.Context, localservice.Address, string) error {
 	switch k {
 	case localservice.TCP:
 		return checkTCP
@@ -91,23 +90,38 @@ func checkOf(k localservice.CheckKind) func(context.Context, netip.AddrPort, str
 	return checkHTTP
 }
 
-func checkTCP(ctx context.Context, address netip.AddrPort, _ string) error {
+func dial(ctx context.Context, at localservice.Address) (net.Conn, error) {
+	network, address := at.Network()
 	var d net.Dialer
-	c, err := d.DialContext(ctx, "tcp", address.String())
+	return d.DialContext(ctx, network, address)
+}
+
+// hostOf is how a request names its server.
+func hostOf(at localservice.Address) string {
+	if at.Socket != "" {
+		return "localhost"
+	}
+	return at.String()
+}
+
+func checkTCP(ctx context.Context, address localservice.Address, _ string) error {
+	c, err := dial(ctx, address)
 	if err != nil {
 		return err
 	}
 	return c.Close()
 }
 
-func checkHTTP(ctx context.Context, address netip.AddrPort, path string) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address.String()+path, nil)
+func checkHTTP(ctx context.Context, address localservice.Address, path string) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+hostOf(address)+path, nil)
 	if err != nil {
 		return err
 	}
 	r.Header.Set("User-Agent", "headroom-check")
 	// Used directly, the transport follows no redirects: they count as an answer.
-	t := &http.Transport{DisableKeepAlives: true}
+	t := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return dial(ctx, address)
+	}}
 	answer, err := t.RoundTrip(r)
 	if err != nil {
 		return err
@@ -119,9 +133,10 @@ func checkHTTP(ctx context.Context, address netip.AddrPort, path string) error {
 	return nil
 }
 
-func checkGRPC(ctx context.Context, address netip.AddrPort, service string) error {
-	conn, err := grpc.NewClient("passthrough:///"+address.String(),
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+func checkGRPC(ctx context.Context, address localservice.Address, service string) error {
+	conn, err := grpc.NewClient("passthrough:///"+hostOf(address),
+		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, address) }))
 	if err != nil {
 		return err
 	}

@@ -93,12 +93,12 @@ type Local struct {
 
 type replicaKey struct {
 	service registry.ServiceName
-	address netip.AddrPort
+	address localservice.Address
 }
 
 // replica is one that is declared, and what its checks have found.
 type replica struct {
-	weight int
+	terms
 	check  *localservice.HealthCheck // nil: none
 	health health
 	err    string             // of the last check
@@ -233,7 +233,7 @@ func (l *Local) apply(ctx context.Context, wg *sync.WaitGroup) {
 			r.stopChecks()
 			delete(l.replicas, key)
 		} else {
-			r.weight = d.weight
+			r.terms = d.terms
 			if !sameCheck(r.check, d.check) {
 				r.stopChecks()
 				r.check = d.check
@@ -244,7 +244,7 @@ func (l *Local) apply(ctx context.Context, wg *sync.WaitGroup) {
 	for key, d := range declared {
 		if _, ok := l.replicas[key]; !ok {
 			l.log.Info("replica on this node", "service", key.service, "endpoint", key.address)
-			r := &replica{weight: d.weight, check: d.check}
+			r := &replica{terms: d.terms, check: d.check}
 			l.replicas[key] = r
 			l.startChecks(ctx, wg, key, r)
 		}
@@ -344,7 +344,7 @@ func (l *Local) endpoints() []registry.Endpoint {
 	for key, r := range l.replicas {
 		if state, ok := l.stateLocked(r); ok {
 			e := l.endpoint(key)
-			e.State, e.Weight = state, int32(r.weight)
+			e.State, e.Weight, e.Protocol = state, int32(r.weight), r.protocol
 			all = append(all, e)
 		}
 	}
@@ -353,7 +353,10 @@ func (l *Local) endpoints() []registry.Endpoint {
 }
 
 func (l *Local) endpoint(key replicaKey) registry.Endpoint {
-	return registry.Endpoint{Service: key.service, Node: l.cfg.Node, Zone: l.cfg.Zone, Address: key.address, Agent: l.cfg.Mesh}
+	return registry.Endpoint{
+		Service: key.service, Node: l.cfg.Node, Zone: l.cfg.Zone,
+		Address: key.address.Port, Socket: key.address.Socket, Agent: l.cfg.Mesh,
+	}
 }
 
 // Drain marks all replicas as draining, from now on and for good.
@@ -378,7 +381,7 @@ func (l *Local) CheckErrors() map[registry.EndpointID]string {
 	return errs
 }
 
-// Register adds replicas, or changes their weight and check. They stay over restarts. Its error is ErrDeclared for a replica that a
+// Register adds replicas, or changes their weight, protocol and check. They stay over restarts. Its error is ErrDeclared for a replica that a
 // file of the operator's declares, and ErrDraining after Drain.
 func (l *Local) Register(ctx context.Context, doc *meshv1.LocalService) error {
 	s, err := localservice.Compile(doc)
@@ -404,7 +407,7 @@ func (l *Local) Register(ctx context.Context, doc *meshv1.LocalService) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := l.registered.write(s.Service, e, doc.GetSpec().GetCheck()); err != nil {
+		if err := l.registered.write(s.Service, e, doc.GetSpec()); err != nil {
 			return err
 		}
 	}
@@ -415,7 +418,7 @@ func (l *Local) Register(ctx context.Context, doc *meshv1.LocalService) error {
 // Deregister removes what Register added: the replica at address, or all of the service if address is empty. It
 // returns their addresses. Its error is ErrNotRegistered if there is none, and ErrDeclared if a file of the operator's
 // declares it.
-func (l *Local) Deregister(ctx context.Context, service registry.ServiceName, address string) ([]netip.AddrPort, error) {
+func (l *Local) Deregister(ctx context.Context, service registry.ServiceName, address string) ([]localservice.Address, error) {
 	wanted, err := parseWanted(address)
 	if err != nil {
 		return nil, err
@@ -428,7 +431,7 @@ func (l *Local) Deregister(ctx context.Context, service registry.ServiceName, ad
 		return nil, l.notRegisteredLocked(service, wanted)
 	}
 	defer signal(l.rescan)
-	var removed []netip.AddrPort
+	var removed []localservice.Address
 	for _, key := range keys {
 		if err := ctx.Err(); err != nil {
 			return removed, err
@@ -441,21 +444,21 @@ func (l *Local) Deregister(ctx context.Context, service registry.ServiceName, ad
 	return removed, nil
 }
 
-// parseWanted reads the address of a request: invalid if it is empty, which stands for all.
-func parseWanted(address string) (netip.AddrPort, error) {
+// parseWanted reads the address of a request: that of nothing if it is empty, which stands for all.
+func parseWanted(address string) (localservice.Address, error) {
 	if address == "" {
-		return netip.AddrPort{}, nil
+		return localservice.Address{}, nil
 	}
 	a, err := localservice.ParseAddress(address)
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("address: %w", err)
+		return localservice.Address{}, fmt.Errorf("address: %w", err)
 	}
 	return a, nil
 }
 
-func (l *Local) notRegisteredLocked(service registry.ServiceName, wanted netip.AddrPort) error {
+func (l *Local) notRegisteredLocked(service registry.ServiceName, wanted localservice.Address) error {
 	what := string(service)
-	if wanted.IsValid() {
+	if wanted != (localservice.Address{}) {
 		what += " " + wanted.String()
 	}
 	var files []string

@@ -87,7 +87,10 @@ func start(t *testing.T, cfg Config) *node {
 func render(endpoints []registry.Endpoint) string {
 	var words []string
 	for _, e := range endpoints {
-		word := fmt.Sprintf("%s@%s:%s", e.Service, e.Address, e.State)
+		word := fmt.Sprintf("%s@%s:%s", e.Service, e.At(), e.State)
+		if e.Protocol != "" {
+			word += "/" + string(e.Protocol)
+		}
 		if e.Weight != 1 {
 			word += fmt.Sprintf("*%d", e.Weight)
 		}
@@ -353,6 +356,73 @@ func TestWeights(t *testing.T) {
 		t.Fatal(err)
 	}
 	again.want(t, "api@127.0.0.1:2:ready web@127.0.0.1:1:ready")
+}
+
+func TestProtocols(t *testing.T) {
+	cfg := config(t)
+	put(t, cfg.Services, "a.yaml", "{apiVersion: headroom.dev/v1, kind: LocalService, metadata: {name: web}, "+
+		"spec: {protocol: kubernetes.io/h2c, endpoints: [{address: 127.0.0.1:1}]}}")
+	n := start(t, cfg)
+	n.want(t, "web@127.0.0.1:1:ready/http2")
+	doc := local("db", nil, "127.0.0.1:2")
+	doc.Spec.Protocol = "mysql"
+	if err := n.Register(t.Context(), doc); err != nil {
+		t.Fatal(err)
+	}
+	n.want(t, "db@127.0.0.1:2:ready/tcp web@127.0.0.1:1:ready/http2")
+	n.stop()
+	again := start(t, cfg)
+	again.want(t, "db@127.0.0.1:2:ready/tcp web@127.0.0.1:1:ready/http2")
+	if err := again.Register(t.Context(), local("db", nil, "127.0.0.1:2")); err != nil {
+		t.Fatal(err)
+	}
+	put(t, cfg.Services, "a.yaml", document("web", "", "127.0.0.1:1"))
+	again.want(t, "db@127.0.0.1:2:ready web@127.0.0.1:1:ready")
+}
+
+// TestSockets registers replicas on Unix sockets, whose checks go there, too.
+func TestSockets(t *testing.T) {
+	dir, err := os.MkdirTemp("", "sock") // whose path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	listen := func(name string) (net.Listener, string) {
+		path := filepath.Join(dir, name)
+		l, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l, "unix:" + path
+	}
+	web, webAt := listen("web.sock")
+	pages := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
+	rpc, rpcAt := listen("rpc,a%2C.sock")
+	calls := grpc.NewServer()
+	healthv1.RegisterHealthServer(calls, grpchealth.NewServer())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = pages.Serve(web) })
+	wg.Go(func() { _ = calls.Serve(rpc) })
+	t.Cleanup(func() { pages.Close(); calls.Stop(); wg.Wait() })
+
+	n := start(t, config(t))
+	check := func(c *meshv1.HealthCheck) *meshv1.HealthCheck {
+		c.Interval, c.Rise, c.Fall = "10ms", 1, 1
+		return c
+	}
+	for _, doc := range []*meshv1.LocalService{
+		local("gone", check(&meshv1.HealthCheck{Tcp: true}), "unix:"+dir+"/none.sock"), local("rpc", check(&meshv1.HealthCheck{Grpc: "*"}), rpcAt),
+		local("tcp", check(&meshv1.HealthCheck{Tcp: true}), webAt), local("web", check(&meshv1.HealthCheck{Http: "/"}), webAt),
+	} {
+		if err := n.Register(t.Context(), doc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.want(t, fmt.Sprintf("gone@unix:%s/none.sock:unhealthy rpc@%s:ready tcp@%s:ready web@%s:ready", dir, rpcAt, webAt, webAt))
+	if removed, err := n.Deregister(t.Context(), "rpc", rpcAt); err != nil || fmt.Sprint(removed) != "["+rpcAt+"]" {
+		t.Errorf("deregister: %v, %v", removed, err)
+	}
+	n.want(t, fmt.Sprintf("gone@unix:%s/none.sock:unhealthy tcp@%s:ready web@%s:ready", dir, webAt, webAt))
 }
 
 func TestRegisterAndDeregisterRefuse(t *testing.T) {

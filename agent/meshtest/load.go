@@ -203,7 +203,7 @@ type Entry struct {
 
 // Node returns the node that the request was last sent to.
 func (e Entry) Node() string {
-	part := strings.Split(e.Endpoint, "/")
+	part := strings.SplitN(e.Endpoint, "/", 3)
 	if len(part) != 3 {
 		return ""
 	}

@@ -32,7 +32,7 @@ func (a *app) endpoints() *cobra.Command {
 				if len(args) == 1 && len(answer.Endpoints) == 0 {
 					cmd.PrintErrf("No replica of %s is registered.\n", args[0])
 				}
-				return writeTable(cmd.OutOrStdout(), "SERVICE NODE ADDRESS ZONE WEIGHT STATE AGENT", endpointRows(answer))
+				return writeTable(cmd.OutOrStdout(), "SERVICE NODE ADDRESS PROTOCOL ZONE WEIGHT STATE AGENT", endpointRows(answer))
 			})
 		},
 	}
@@ -42,7 +42,7 @@ func (a *app) endpoints() *cobra.Command {
 
 func endpointRows(answer *meshv1.ListEndpointsResponse) (rows [][]string) {
 	for _, e := range answer.Endpoints {
-		rows = append(rows, []string{e.Service, e.Node, e.Address, e.Zone, fmt.Sprint(max(e.Weight, 1)), stateWord(e.State), e.Agent})
+		rows = append(rows, []string{e.Service, e.Node, e.Address, e.Protocol, e.Zone, fmt.Sprint(max(e.Weight, 1)), stateWord(e.State), e.Agent})
 	}
 	return rows
 }
@@ -53,6 +53,7 @@ func stateWord(s meshv1.EndpointRecord_State) string { return strings.ToLower(s.
 type registration struct {
 	addresses         []string
 	weight            uint32
+	protocol          string
 	check             string
 	interval, timeout time.Duration
 	rise, fall        uint32
@@ -62,13 +63,14 @@ type registration struct {
 func (a *app) register() *cobra.Command {
 	var r registration
 	cmd := &cobra.Command{
-		Use:   "register SERVICE --address IP:PORT",
+		Use:   "register SERVICE --address ADDRESS",
 		Short: "Register replicas that run on the agent's node",
 		Long: `Register replicas that run on the node of the agent that is asked. They stay registered, over restarts of the
 agent too, until they are deregistered.`,
 		Example: `  meshctl register checkout --address 127.0.0.1:8080 --check http:/healthz
   meshctl register ledger --address 127.0.0.1:9090 --check grpc --check-interval 500ms
-  meshctl register batch --address 127.0.0.1:8090 --weight 4`,
+  meshctl register batch --address 127.0.0.1:8090 --weight 4
+  meshctl register accounts --address unix:/run/mysqld/mysqld.sock --protocol mysql`,
 		Args: serviceArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r.given = cmd.Flags().Changed
@@ -87,7 +89,8 @@ agent too, until they are deregistered.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringSliceVar(&r.addresses, "address", nil, "where a replica listens, IP:PORT, as the agent reaches it; may be repeated")
+	flags.StringSliceVar(&r.addresses, "address", nil, "where a replica listens, as the agent reaches it: IP:PORT or unix:/PATH; may be repeated")
+	flags.StringVar(&r.protocol, "protocol", "", "what the replicas speak: http, http2, grpc, tls, tcp, or a Kubernetes name of one of these (default not said: the first bytes tell)")
 	flags.Uint32Var(&r.weight, "weight", 1, "how much each of them can bear, compared with other replicas of the service, 1 to 100")
 	flags.StringVar(&r.check, "check", "", "health check: http:/PATH, tcp, grpc or grpc:SERVICE (default none: always healthy)")
 	flags.DurationVar(&r.interval, "check-interval", 0, "time between two checks (default 2s)")
@@ -109,7 +112,7 @@ func (r registration) document(service string) (*meshv1.LocalService, error) {
 		ApiVersion: policy.APIVersion,
 		Kind:       localservice.Kind,
 		Metadata:   &meshv1.Metadata{Name: service},
-		Spec:       &meshv1.LocalServiceSpec{Check: check},
+		Spec:       &meshv1.LocalServiceSpec{Check: check, Protocol: r.protocol},
 	}
 	for _, address := range r.addresses {
 		e := &meshv1.LocalEndpoint{Address: address}

@@ -120,7 +120,7 @@ func (f *fakeAgent) ListEndpoints(_ context.Context, r *meshv1.ListEndpointsRequ
 		}
 		for _, e := range f.local[name].Spec.Endpoints {
 			answer.Endpoints = append(answer.Endpoints, &meshv1.EndpointRecord{Service: name, Node: "a", Address: e.Address,
-				Agent: "10.0.0.1:15008", State: meshv1.EndpointRecord_READY, Weight: e.GetWeight()})
+				Agent: "10.0.0.1:15008", State: meshv1.EndpointRecord_READY, Weight: e.GetWeight(), Protocol: f.local[name].Spec.Protocol})
 		}
 	}
 	return answer, nil

@@ -147,7 +147,7 @@ func settings() []*setting {
 			usage: "begin connections to replicas over TCP with a header of the PROXY protocol",
 			set:   truth(func(s *meshv1.ServicePolicySpec) **bool { return &s.ProxyProtocol })},
 		{name: "detect-timeout", value: "DURATION",
-			usage: "how long a caller's connection to one service may be silent before a replica may speak first, 1ms to 1m",
+			usage: "how long a caller's connection to one service may be silent before a replica may speak first, 1ms to 1m; 0s: not at all",
 			set:   words(func(s *meshv1.ServicePolicySpec) *string { return &s.DetectTimeout })},
 	}
 }

@@ -280,7 +280,7 @@ func (m *merger) inbound(node string, i *meshv1.InboundView) {
 	m.service(serviceOf(i.Id))
 	r := m.replica(i.Id)
 	r.Node = cmp.Or(r.Node, node)
-	r.Address = cmp.Or(r.Address, i.Id[strings.LastIndex(i.Id, "/")+1:])
+	r.Address = cmp.Or(r.Address, addressOf(i.Id))
 	if i.State != meshv1.EndpointRecord_UNKNOWN {
 		r.State = stateWord(i.State)
 	}
@@ -298,6 +298,12 @@ func (m *merger) inbound(node string, i *meshv1.InboundView) {
 func serviceOf(id string) string {
 	service, _, _ := strings.Cut(id, "/")
 	return service
+}
+
+// addressOf takes the address out of it, which may be the path of a socket.
+func addressOf(id string) string {
+	part := strings.SplitN(id, "/", 3)
+	return part[len(part)-1]
 }
 
 func (m *merger) result() []serviceView {

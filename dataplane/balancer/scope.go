@@ -25,9 +25,12 @@ type identity struct {
 	service registry.ServiceName
 	node    registry.NodeName
 	address netip.AddrPort
+	socket  string
 }
 
-func identityOf(r *registry.Endpoint) identity { return identity{r.Service, r.Node, r.Address} }
+func identityOf(r *registry.Endpoint) identity {
+	return identity{r.Service, r.Node, r.Address, r.Socket}
+}
 
 // rank returns the place of a replica in the order of an agent, given the hash of the agent's name: the lower the better.
 func rank(agent uint64, r *registry.Endpoint) uint64 {
@@ -35,6 +38,9 @@ func rank(agent uint64, r *registry.Endpoint) uint64 {
 	h := hashOf(string(r.Node)) + uint64(r.Address.Port())
 	h = mix(h ^ binary.BigEndian.Uint64(address[:8]))
 	h = mix(h ^ binary.BigEndian.Uint64(address[8:]))
+	if r.Socket != "" {
+		h = mix(h ^ hashOf(r.Socket))
+	}
 	return mix(h ^ agent)
 }
 

@@ -26,8 +26,10 @@ func target(e registry.Endpoint, proxyHeader bool) relay.Target {
 		Name: "replica " + string(e.ID()),
 		Dial: func(ctx context.Context, _ relay.Protocol) (net.Conn, error) {
 			d := net.Dialer{Timeout: connectTimeout}
-			return d.DialContext(ctx, "tcp", e.Address.String())
+			network, address := e.Network()
+			return d.DialContext(ctx, network, address)
 		},
+		Speaks:      relay.Declared(e.Protocol),
 		ProxyHeader: proxyHeader,
 		IdleTimeout: idleTimeout,
 	}

@@ -126,7 +126,7 @@ func (in *Inbound) replicaLocked(e registry.Endpoint, old *Replica) *Replica {
 
 // upstream returns where the replica is reached: as before, unless that is done in another way now.
 func (in *Inbound) upstream(r, old *Replica) *relay.Upstream {
-	if old != nil && old.policy.ProxyProtocol == r.policy.ProxyProtocol {
+	if old != nil && old.policy.ProxyProtocol == r.policy.ProxyProtocol && old.Endpoint.Protocol == r.Endpoint.Protocol {
 		return old.upstream
 	}
 	if old != nil {

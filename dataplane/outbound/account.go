@@ -87,7 +87,7 @@ func endpointView(e *balancer.Endpoint, why balancer.Avoidance, seen balancer.Vi
 		Id:      string(e.ID),
 		Node:    string(record.Node),
 		Zone:    record.Zone,
-		Address: record.Address.String(),
+		Address: record.At(),
 		State:   record.State.Proto(),
 		Avoided: string(why),
 		Picks:   e.Picks(),

@@ -54,9 +54,10 @@ func (o *Outbound) Router() relay.Router { return byName{o} }
 func (o *Outbound) Entry(name registry.ServiceName) relay.Entry {
 	return relay.Entry{Router: toOne{o, name}, Service: func() relay.Service {
 		if s := o.service(name); s != nil {
-			return relay.Service{DetectTimeout: s.policy.Load().DetectTimeout}
+			p := s.policy.Load()
+			return relay.Service{Protocol: p.protocol, DetectTimeout: p.DetectTimeout}
 		}
-		return relay.Service{}
+		return relay.Service{DetectTimeout: policy.Default().DetectTimeout}
 	}}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
+	"github.com/headroom-mesh/headroom/dataplane/relay"
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/policy/budget"
 	"github.com/headroom-mesh/headroom/registry"
@@ -31,6 +32,7 @@ type inForce struct {
 	policy.Policy
 	revision int64
 	budget   *budget.Budget
+	protocol relay.Protocol // that all replicas are declared to speak
 }
 
 func newService(name registry.ServiceName, place balancer.Place, seed uint64, m *serviceMetrics) *service {
@@ -45,7 +47,7 @@ func (s *service) update(now time.Time, record *registry.Service) {
 	}
 	s.record = record
 	s.fleet.Update(now, record.Endpoints, record.Policy.Scope)
-	next := &inForce{Policy: record.Policy, revision: record.PolicyRevision}
+	next := &inForce{Policy: record.Policy, revision: record.PolicyRevision, protocol: protocolOf(record.Endpoints)}
 	if key := &next.Hash.Key; key.Source == policy.KeyHeader {
 		key.Name = strings.ToLower(key.Name) // as fields are looked up
 	}
@@ -58,6 +60,19 @@ func (s *service) update(now time.Time, record *registry.Service) {
 		s.balancer.Store(balancer.New(next.Policy, s.fleet, shards(next.Policy), s.seed))
 	}
 	s.policy.Store(next)
+}
+
+// protocolOf returns what replicas are declared to speak, if they agree.
+func protocolOf(replicas []registry.Endpoint) relay.Protocol {
+	for _, e := range replicas {
+		if e.Protocol != replicas[0].Protocol {
+			return relay.Unknown
+		}
+	}
+	if len(replicas) == 0 {
+		return relay.Unknown
+	}
+	return relay.Declared(replicas[0].Protocol)
 }
 
 // balancingDiffers compares what a balancer goes by: all but what bounds requests, how they are passed on, and what the fleet itself takes in.

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"path"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/policy"
@@ -20,15 +23,47 @@ const Kind = "LocalService"
 // LocalService is what a document means, with every default filled in.
 type LocalService struct {
 	Service   string
+	Protocol  policy.Protocol
 	Endpoints []Endpoint   // at least one, no two at the same address
 	Check     *HealthCheck // nil: the replicas always count as healthy
 }
 
 // Endpoint is one replica.
 type Endpoint struct {
-	Address netip.AddrPort
+	Address Address
 	Weight  int // how much it can bear, compared with others
 }
+
+// Address is where a replica listens: a port, or a Unix socket. The zero value is nowhere.
+type Address struct {
+	Port   netip.AddrPort // invalid if it is a socket
+	Socket string         // its path
+}
+
+// String returns IP:PORT, or unix:/PATH.
+func (a Address) String() string {
+	if a.Socket != "" {
+		return unixPrefix + a.Socket
+	}
+	return a.Port.String()
+}
+
+// MarshalText writes the address as String does, for logs.
+func (a Address) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// Network returns what is to be dialed.
+func (a Address) Network() (network, address string) {
+	if a.Socket != "" {
+		return "unix", a.Socket
+	}
+	return "tcp", a.Port.String()
+}
+
+const (
+	unixPrefix = "unix:"
+	// maxSocket is the length of the longest path that every system takes.
+	maxSocket = 103
+)
 
 // HealthCheck says how to tell whether a replica is healthy.
 type HealthCheck struct {
@@ -101,6 +136,7 @@ func Compile(doc *meshv1.LocalService) (LocalService, error) {
 	problems.Head(doc, policy.APIVersion, Kind)
 	s := LocalService{
 		Service:   doc.GetMetadata().GetName(),
+		Protocol:  readProtocol(doc.GetSpec().GetProtocol(), &problems),
 		Endpoints: readEndpoints(doc.GetSpec().GetEndpoints(), &problems),
 		Check:     readCheck(doc.GetSpec().GetCheck(), &problems),
 	}
@@ -110,22 +146,30 @@ func Compile(doc *meshv1.LocalService) (LocalService, error) {
 	return s, nil
 }
 
+func readProtocol(name string, problems *document.Problems) policy.Protocol {
+	p, err := policy.ParseProtocol(name)
+	if err != nil {
+		problems.Add("spec.protocol", "%v", err)
+	}
+	return p
+}
+
 func readEndpoints(endpoints []*meshv1.LocalEndpoint, problems *document.Problems) []Endpoint {
 	if len(endpoints) == 0 {
 		problems.Add("spec.endpoints", `want at least one, such as "address: 127.0.0.1:8080"`)
 	}
 	var all []Endpoint
-	first := map[netip.AddrPort]int{}
+	first := map[Address]int{}
 	for i, e := range endpoints {
-		path := fmt.Sprintf("spec.endpoints[%d].", i)
-		weight := problems.Count(path+"weight", e.Weight, 1, 1, 100)
+		at := fmt.Sprintf("spec.endpoints[%d].", i)
+		weight := problems.Count(at+"weight", e.Weight, 1, 1, 100)
 		address, err := ParseAddress(e.GetAddress())
 		if err != nil {
-			problems.Add(path+"address", "%v", err)
+			problems.Add(at+"address", "%v", err)
 			continue
 		}
 		if earlier, found := first[address]; found {
-			problems.Add(path+"address", "%s is endpoint %d already", address, earlier)
+			problems.Add(at+"address", "%s is endpoint %d already", address, earlier)
 			continue
 		}
 		first[address] = i
@@ -135,18 +179,34 @@ func readEndpoints(endpoints []*meshv1.LocalEndpoint, problems *document.Problem
 }
 
 // ParseAddress reads the address of a replica. Its error says what would be right.
-func ParseAddress(text string) (netip.AddrPort, error) {
+func ParseAddress(text string) (Address, error) {
+	if socket, ok := strings.CutPrefix(text, unixPrefix); ok {
+		return parseSocket(socket)
+	}
 	a, err := netip.ParseAddrPort(text)
 	if err != nil || a.Port() == 0 || a.Addr().Zone() != "" {
-		return netip.AddrPort{}, fmt.Errorf("want IP:PORT, such as 127.0.0.1:8080 or [::1]:8080, got %q", text)
+		return Address{}, fmt.Errorf("want IP:PORT, such as 127.0.0.1:8080 or [::1]:8080, or unix:/PATH, got %q", text)
 	}
 	a = netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 	if a.Addr().IsUnspecified() || a.Addr().IsMulticast() {
-		return netip.AddrPort{}, fmt.Errorf("want an address that the agent can connect to, such as 127.0.0.1:%d, got %q",
+		return Address{}, fmt.Errorf("want an address that the agent can connect to, such as 127.0.0.1:%d, got %q",
 			a.Port(), text)
 	}
-	return a, nil
+	return Address{Port: a}, nil
 }
+
+// parseSocket reads the path of a Unix socket. It is part of the name of the replica: there is one way to write it.
+func parseSocket(name string) (Address, error) {
+	if !path.IsAbs(name) || path.Clean(name) != name || name == "/" || strings.ContainsFunc(name, unfit) || !utf8.ValidString(name) {
+		return Address{}, fmt.Errorf("want unix: and the absolute path of a socket, without spaces, such as unix:/run/app.sock, got %q", unixPrefix+name)
+	}
+	if len(name) > maxSocket {
+		return Address{}, fmt.Errorf("want the path of a socket to have %d bytes at most, as systems do, got %d: %q", maxSocket, len(name), unixPrefix+name)
+	}
+	return Address{Socket: name}, nil
+}
+
+func unfit(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }
 
 func readCheck(c *meshv1.HealthCheck, problems *document.Problems) *HealthCheck {
 	if c == nil {

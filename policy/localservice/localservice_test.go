@@ -24,6 +24,9 @@ func TestDocuments(t *testing.T) {
 				t.Fatal(err)
 			}
 			fmt.Fprintln(&out, s.Service, s.Endpoints)
+			if s.Protocol != "" {
+				fmt.Fprintln(&out, "speaks", s.Protocol)
+			}
 			if c := s.Check; c != nil {
 				fmt.Fprintf(&out, "check %v %q every %v, timeout %v, rise %d, fall %d\n",
 					c.Kind, c.Target, c.Interval, c.Timeout, c.Rise, c.Fall)
@@ -36,6 +39,7 @@ func TestDocuments(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: a}\n" +
 		"spec:\n  endpoints:\n  - address: 127.0.0.1:80\n  - address: '[::1]:80'\n  check: {http: /healthz, interval: 1s}\n"))
+	f.Add([]byte("apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: a}\nspec: {protocol: grpc, endpoints: [{address: 'unix:/run/a.sock'}]}\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		doc, err := localservice.Parse(data)
 		if err != nil {

@@ -137,7 +137,7 @@ func (r *Registry) list(ctx context.Context, client *clientv3.Client, f *feed) (
 
 // isOwn reports whether a key is that of an endpoint of this node, now or in an earlier life of the agent.
 func (r *Registry) isOwn(key string) bool {
-	part := strings.Split(key, "/")
+	part := strings.SplitN(key, "/", 4)
 	return len(part) == 4 && part[0]+"/" == registry.EndpointKeys && part[2] == string(r.cfg.Node)
 }
 

@@ -227,6 +227,7 @@ func testComplete(t *testing.T, store Store) {
 	second.Address = netip.MustParseAddrPort("[::1]:80")
 	outside := Endpoint("db", "b")
 	outside.Agent = netip.AddrPort{}
+	outside.Address, outside.Socket, outside.Protocol = netip.AddrPort{}, "/run/db.sock", policy.ProtocolTCP
 	a.Register(t, second, Endpoint("web", "a"))
 	b.Register(t, Endpoint("web", "b"), outside)
 
@@ -348,11 +349,13 @@ func testRestart(t *testing.T, store Store) {
 func testRestartWithLess(t *testing.T, store Store) {
 	b := Start(t, store.Connect("b"))
 	a := Start(t, store.Connect("a"))
-	a.Register(t, Endpoint("web", "a"), Endpoint("db", "a"))
-	b.Await(t, "web", "a ready")
+	socket := Endpoint("web", "a")
+	socket.Address, socket.Socket = netip.AddrPort{}, "/run/web.sock"
+	a.Register(t, Endpoint("web", "a"), socket, Endpoint("db", "a"))
+	b.Await(t, "web", "a ready, a ready")
 	a.Stop()
 	a = Start(t, store.Connect("a"))
-	a.Await(t, "web", "a ready")
+	a.Await(t, "web", "a ready, a ready")
 	a.Register(t, Endpoint("db", "a"))
 	b.Await(t, "web", "")
 	b.Await(t, "db", "a ready")

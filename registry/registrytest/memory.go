@@ -244,7 +244,7 @@ func (a *agent) isRegistered() bool {
 }
 
 func (a *agent) owns(key string) bool {
-	part := strings.Split(key, "/")
+	part := strings.SplitN(key, "/", 4)
 	return len(part) == 4 && part[0]+"/" == registry.EndpointKeys && part[2] == string(a.node)
 }
 

@@ -189,8 +189,9 @@ type ServicePolicySpec struct {
 	// Whether connections to replicas over TCP, other than HTTP, begin with a header of the PROXY protocol, version 2, that
 	// tells where they come from. Default false.
 	ProxyProtocol *bool `protobuf:"varint,16,opt,name=proxy_protocol,json=proxyProtocol,proto3,oneof" json:"proxy_protocol,omitempty"`
-	// How long a caller's connection to one service (--listen) may keep silent before a replica may speak first: 1ms to 1m.
-	// Whoever speaks first then decides what the connection is. Default 50ms.
+	// How long a caller's connection to one service (--listen) may keep silent before a replica may speak first: 1ms to 1m,
+	// or "0s", not at all. Whoever speaks first then decides what the connection is. It makes no difference where replicas
+	// are registered with the protocol that they speak. Default 50ms.
 	DetectTimeout string `protobuf:"bytes,17,opt,name=detect_timeout,json=detectTimeout,proto3" json:"detect_timeout,omitempty"`
 	// How many retries are allowed. Only requests that never reached a replica are retried.
 	RetryBudget   *RetryBudget `protobuf:"bytes,4,opt,name=retry_budget,json=retryBudget,proto3" json:"retry_budget,omitempty"`

@@ -153,7 +153,11 @@ type LocalServiceSpec struct {
 	// The replicas. At least one.
 	Endpoints []*LocalEndpoint `protobuf:"bytes,1,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	// How to tell whether a replica is healthy. Without a check a replica always counts as healthy.
-	Check         *HealthCheck `protobuf:"bytes,2,opt,name=check,proto3" json:"check,omitempty"`
+	Check *HealthCheck `protobuf:"bytes,2,opt,name=check,proto3" json:"check,omitempty"`
+	// What the replicas speak: "http" (HTTP/1), "http2", "grpc", "tls" or "tcp"; or a name that Kubernetes has for one of
+	// these as appProtocol, such as "kubernetes.io/h2c", "https" or "mysql". Connections to one service (--listen) are then
+	// not kept waiting to find out. Default: the first bytes of a connection tell.
+	Protocol      string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -202,9 +206,16 @@ func (x *LocalServiceSpec) GetCheck() *HealthCheck {
 	return nil
 }
 
+func (x *LocalServiceSpec) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
 type LocalEndpoint struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where the replica listens, IP:PORT, as the agent reaches it.
+	// Where the replica listens, as the agent reaches it: IP:PORT, or "unix:/PATH" for a Unix socket.
 	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
 	// How much the replica can bear, compared with others of the service: 1 to 100. Default 1.
 	Weight        *uint32 `protobuf:"varint,2,opt,name=weight,proto3,oneof" json:"weight,omitempty"`
@@ -409,13 +420,15 @@ type EndpointRecord struct {
 	Service string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
 	Node    string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	Zone    string                 `protobuf:"bytes,3,opt,name=zone,proto3" json:"zone,omitempty"`
-	// Where the replica listens, as its own agent reaches it.
+	// Where the replica listens, as its own agent reaches it: IP:PORT, or unix:/PATH.
 	Address string `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
 	// Where the replica's agent takes traffic from other agents.
 	Agent string               `protobuf:"bytes,5,opt,name=agent,proto3" json:"agent,omitempty"`
 	State EndpointRecord_State `protobuf:"varint,6,opt,name=state,proto3,enum=headroom.mesh.v1.EndpointRecord_State" json:"state,omitempty"`
 	// How much the replica can bear, compared with others: 1 to 100. 0 counts as 1.
-	Weight        uint32 `protobuf:"varint,7,opt,name=weight,proto3" json:"weight,omitempty"`
+	Weight uint32 `protobuf:"varint,7,opt,name=weight,proto3" json:"weight,omitempty"`
+	// What the replica speaks: http, http2 or tcp. Empty if it was not declared.
+	Protocol      string `protobuf:"bytes,8,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -497,6 +510,13 @@ func (x *EndpointRecord) GetWeight() uint32 {
 		return x.Weight
 	}
 	return 0
+}
+
+func (x *EndpointRecord) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
 }
 
 // NodeRecord is an agent's claim of the name of its node, under the agent's lease: nobody else registers endpoints under
@@ -651,10 +671,11 @@ const file_mesh_v1_service_proto_rawDesc = "" +
 	"apiVersion\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x126\n" +
 	"\bmetadata\x18\x03 \x01(\v2\x1a.headroom.mesh.v1.MetadataR\bmetadata\x126\n" +
-	"\x04spec\x18\x04 \x01(\v2\".headroom.mesh.v1.LocalServiceSpecR\x04spec\"\x86\x01\n" +
+	"\x04spec\x18\x04 \x01(\v2\".headroom.mesh.v1.LocalServiceSpecR\x04spec\"\xa2\x01\n" +
 	"\x10LocalServiceSpec\x12=\n" +
 	"\tendpoints\x18\x01 \x03(\v2\x1f.headroom.mesh.v1.LocalEndpointR\tendpoints\x123\n" +
-	"\x05check\x18\x02 \x01(\v2\x1d.headroom.mesh.v1.HealthCheckR\x05check\"Q\n" +
+	"\x05check\x18\x02 \x01(\v2\x1d.headroom.mesh.v1.HealthCheckR\x05check\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\"Q\n" +
 	"\rLocalEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1b\n" +
 	"\x06weight\x18\x02 \x01(\rH\x00R\x06weight\x88\x01\x01B\t\n" +
@@ -668,7 +689,7 @@ const file_mesh_v1_service_proto_rawDesc = "" +
 	"\x04rise\x18\x06 \x01(\rR\x04rise\x12\x12\n" +
 	"\x04fall\x18\a \x01(\rR\x04fall\"#\n" +
 	"\rServiceRecord\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x96\x02\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\xb2\x02\n" +
 	"\x0eEndpointRecord\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n" +
@@ -676,7 +697,8 @@ const file_mesh_v1_service_proto_rawDesc = "" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x14\n" +
 	"\x05agent\x18\x05 \x01(\tR\x05agent\x12<\n" +
 	"\x05state\x18\x06 \x01(\x0e2&.headroom.mesh.v1.EndpointRecord.StateR\x05state\x12\x16\n" +
-	"\x06weight\x18\a \x01(\rR\x06weight\"<\n" +
+	"\x06weight\x18\a \x01(\rR\x06weight\x12\x1a\n" +
+	"\bprotocol\x18\b \x01(\tR\bprotocol\"<\n" +
 	"\x05State\x12\v\n" +
 	"\aUNKNOWN\x10\x00\x12\t\n" +
 	"\x05READY\x10\x01\x12\r\n" +
