@@ -145,7 +145,8 @@ func (m *mesh) listenFlags() []string {
 func (m *mesh) start(s service) {
 	m.t.Helper()
 	b := m.Node("b")
-	file := fmt.Sprintf("apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: %s}\nspec:\n  endpoints:\n", s.name)
+	var file strings.Builder
+	file.WriteString(fmt.Sprintf("apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: %s}\nspec:\n  endpoints:\n", s.name))
 	for range 2 {
 		l, err := b.Listen("127.0.0.1:0")
 		if err != nil {
@@ -154,9 +155,9 @@ func (m *mesh) start(s service) {
 		s.serve(m.t, l)
 		at := l.Addr().(*net.TCPAddr).AddrPort()
 		m.replicas[s.name] = append(m.replicas[s.name], at)
-		file += fmt.Sprintf("  - address: %q\n", at)
+		file.WriteString(fmt.Sprintf("  - address: %q\n", at))
 	}
-	m.WriteService(b, s.name+".yaml", file)
+	m.WriteService(b, s.name+".yaml", file.String())
 }
 
 // direct returns the replicas themselves.

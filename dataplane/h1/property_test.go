@@ -11,14 +11,14 @@ import (
 // TestSegments reads pipelined requests, which come in pieces of any size, and wants them to be the same as in one piece.
 func TestSegments(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var stream string
+		var stream strings.Builder
 		for range rapid.IntRange(1, 5).Draw(t, "requests") {
-			stream += drawRequest(t)
+			stream.WriteString(drawRequest(t))
 		}
 		cuts := rapid.SliceOfN(rapid.IntRange(1, 40), 1, 50).Draw(t, "pieces")
-		whole, pieces := readStream(stream, []int{len(stream)}), readStream(stream, cuts)
+		whole, pieces := readStream(stream.String(), []int{len(stream.String())}), readStream(stream.String(), cuts)
 		if whole != pieces {
-			t.Fatalf("%q\nin one piece:\n%s\nin pieces:\n%s", stream, whole, pieces)
+			t.Fatalf("%q\nin one piece:\n%s\nin pieces:\n%s", stream.String(), whole, pieces)
 		}
 	})
 }
@@ -40,8 +40,9 @@ func TestDamage(t *testing.T) {
 
 func drawRequest(t *rapid.T) string {
 	pick := func(label string, of ...string) string { return rapid.SampledFrom(of).Draw(t, label) }
-	out := pick("before", "", "", "\r\n")
-	out += pick("method", "GET", "POST", "OPTIONS", "X") + " " + pick("target", "/", "/a?b", "http://a.mesh/c", "http://a.mesh") + " " + pick("version", "HTTP/1.1", "HTTP/1.0") + "\r\n"
+	var out strings.Builder
+	out.WriteString(pick("before", "", "", "\r\n"))
+	out.WriteString(pick("method", "GET", "POST", "OPTIONS", "X") + " " + pick("target", "/", "/a?b", "http://a.mesh/c", "http://a.mesh") + " " + pick("version", "HTTP/1.1", "HTTP/1.0") + "\r\n")
 	fields := []string{"Host: a.mesh"}
 	for range rapid.IntRange(0, 5).Draw(t, "fields") {
 		fields = append(fields, pick("field", "Accept: */*", "X-A:b", "x-b:  c\t", "Empty:", "Connection: keep-alive", "Connection: close, x-a", "Headroom-Key: 1",
@@ -61,9 +62,9 @@ func drawRequest(t *rapid.T) string {
 		data = ""
 	}
 	for _, i := range rapid.Permutation(indices(len(fields))).Draw(t, "order") {
-		out += fields[i] + "\r\n"
+		out.WriteString(fields[i] + "\r\n")
 	}
-	return out + "\r\n" + data
+	return out.String() + "\r\n" + data
 }
 
 func indices(n int) (all []int) {
