@@ -348,7 +348,7 @@ func (x *stream) bodyLocked(p []byte, end bool) {
 		x.up.Consumed(n)
 	}
 	x.toDown.add(p[n:])
-	if x.downEnd = end; end && n == len(p) {
+	if x.downEnd = end; end && x.toDown.len() == 0 {
 		x.completeLocked()
 	}
 }
