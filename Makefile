@@ -6,7 +6,7 @@ TOOLS   := go tool -modfile=api/tools.mod
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 build: ## build agent and meshctl into bin/
 	@CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/...
@@ -34,10 +34,15 @@ gen: ## regenerate api/ (needs protoc) and docs/reference/
 evidence: ## play all scenarios and write docs/evidence.md
 	@go run ./docs/evidence
 
-bench: ## measure what a pick costs, with one processor and with two contending, and write it down
+bench: build ## measure what requests cost beside other proxies (CELLS=a,b PEERS=x,y ROUNDS=n for a part, BENCH_OUT=FILE for JSON)
+	@go build -o bin/proxies ./bench/proxies
+	@bin/proxies $(if $(CELLS),-cells '$(CELLS)') $(if $(PEERS),-peers '$(PEERS)') $(if $(ROUNDS),-rounds $(ROUNDS)) \
+		$(if $(BENCH_OUT),-out '$(BENCH_OUT)') $(if $(PROFILES),-profiles '$(PROFILES)') $(if $(CELLS)$(PEERS)$(ROUNDS),,-results bench)
+
+bench-picks: ## measure what a pick costs, with one processor and with two contending, and write it down
 	@go run ./bench/picks
 
 deps: ## install the system packages that the tests use
 	@.ci/deps
 
-.PHONY: help build demo test lint gen evidence bench deps
+.PHONY: help build demo test lint gen evidence bench bench-picks deps

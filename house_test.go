@@ -57,7 +57,9 @@ const imports = `
 	api/mesh/v1, policy/document, policy/localservice < cmd/meshctl
 	dataplane/sim/chart                               < cmd/meshctl
 	api/mesh/v1                                       < bench/demo
-	NONE                                              < bench/picks, bench/load
+	NONE                                              < bench/picks, bench/load, bench/certs
+	bench/certs                                       < bench/floor
+	bench/floor, bench/load                           < bench/proxies
 	dataplane/sim/scenario, policy/localservice       < docs/gen
 	dataplane/sim/chart, dataplane/sim/evidence       < docs/evidence
 `
@@ -78,7 +80,7 @@ func exclusive() []exclusiveImport {
 		{"charm.land/bubbletea/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
 		{"charm.land/lipgloss/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
 		{"github.com/spiffe/go-spiffe/v2", []string{"dataplane/identity", "dataplane/identity/ca"}, "only identities are SPIFFE's"},
-		{"gonum.org/v1/plot", []string{"dataplane/sim/chart"}, "only simulations are drawn"},
+		{"gonum.org/v1/plot", []string{"dataplane/sim/chart", "bench/proxies"}, "only simulations and measurements are drawn"},
 		{"sigs.k8s.io/yaml", []string{"policy/document", "cmd/meshctl", "agent"}, "documents are decoded in one place, strictly"},
 	}
 }

@@ -49,7 +49,7 @@ func TestPagesHaveRoom(t *testing.T) {
 	}
 	for _, b := range policy.Balancers() {
 		if !strings.Contains(measured, "\n| `"+string(b)+"` | ") {
-			t.Errorf("bench/README.md has no figures of %s: run make bench", b)
+			t.Errorf("bench/README.md has no figures of %s: run make bench-picks", b)
 		}
 		rules := []rule{{name: string(b), one: []float64{12345}}}
 		if !strings.Contains(withColumn(read(t, "../../docs/balancers.md"), rules), "| 12345 |") {
