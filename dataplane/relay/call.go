@@ -15,18 +15,20 @@ import (
 	"github.com/headroom-mesh/headroom/dataplane/h1"
 )
 
-// serve carries one call. It returns false if it was the last on this connection.
-func (s *session) serve(now time.Time) bool {
+// serve carries the call whose head, of a length, is at the beginning of the buffer. It returns false if it was the last on
+// this connection.
+func (s *session) serve(headLength int) bool {
+	s.in.hold(headLength)
+	defer s.in.free()
+	s.head.source = s.source
 	s.body.begin(&s.head.Request)
-	s.place.waits(answer, now)
-	call := s.entry.Router.Begin(&s.head, now)
-	s.lingers = false
+	if !s.place.waitsSince(answer, s.engine.watch.now()) {
+		return false
+	}
+	call := s.entry.Router.Begin(&s.head, time.Now())
 	ending, keep := s.carry(call)
 	call.End(ending, time.Now())
-	if !keep && s.lingers {
-		s.linger()
-	}
-	return keep && s.place.waits(nothing, now) && !s.ending.Load()
+	return keep && !s.ending.Load()
 }
 
 // carry sends the call to where it can be sent, and brings back the answer.
@@ -36,11 +38,11 @@ func (s *session) carry(call Call) (e Ending, keep bool) {
 	}
 	var failed *fault.Error
 	for {
-		hop, no := s.route(call, failed)
-		if no != nil {
+		var no *fault.Error
+		if s.hop, no = s.route(call, failed); no != nil {
 			return s.refuse(no)
 		}
-		if e, keep, failed = s.try(call, &hop); failed == nil {
+		if e, keep, failed = s.try(call, &s.hop); failed == nil {
 			return e, keep
 		}
 		if failed.Reason == fault.Canceled {
@@ -153,11 +155,16 @@ func (s *session) try(call Call, hop *Hop) (e Ending, keep bool, failed *fault.E
 	if s.head.Protocol() == TCP {
 		return s.connect(call, hop)
 	}
-	if up := hop.To.idleConn(); up != nil {
+	for again := true; again; {
+		up := hop.To.lastUsed()
+		if up == nil {
+			break
+		}
 		e, keep, failed = s.exchange(call, hop, up)
 		if failed == nil || failed.Reason != stale {
 			return e, keep, failed
 		}
+		again = s.x.unsent
 	}
 	up, failed := s.dial(hop, HTTP1)
 	if failed != nil {
@@ -180,40 +187,35 @@ func (s *session) exchange(call Call, hop *Hop, up *upstreamConn) (e Ending, kee
 		up.drop()
 		return e, false, fault.New(fault.Canceled, "the caller went away")
 	}
-	fit := false // for the next call
-	defer func() {
-		s.waitsOn(nil)
-		s.up.reset()
-		switch {
-		case !fit || s.isGone():
-			up.drop()
-			return
-		case !hop.Deadline.IsZero():
-			up.SetDeadline(time.Time{})
-			s.conn.SetWriteDeadline(time.Time{})
-		}
-		up.keep(time.Now())
-	}()
 	if !hop.Deadline.IsZero() {
 		up.SetDeadline(hop.Deadline)
 		s.conn.SetWriteDeadline(hop.Deadline.Add(lateWrite))
 	}
-	x := exchange{session: s, call: call, hop: hop, up: up}
-	if failed = x.send(); failed != nil {
-		x.endUpload()
-		return e, false, failed
+	s.x = exchange{session: s, call: call, hop: hop, up: up}
+	x := &s.x
+	if failed = x.send(); failed == nil {
+		e, failed = x.receive()
 	}
-	e, failed = x.receive()
 	uploaded := x.endUpload()
-	if failed == nil && e.Reason == fault.None && x.tunneled {
-		return e, false, nil
+	x.putBy(uploaded && x.whole && s.resp.KeepAlive && s.up.r == s.up.w && !x.tunneled)
+	s.lingers = x.whole && !x.tunneled && failed == nil
+	keep = s.lingers && x.keep && uploaded
+	return e, keep, failed
+}
+
+// putBy keeps the connection for another call, if it is fit for one.
+func (x *exchange) putBy(fit bool) {
+	here := x.waitsOn(nil)
+	x.session.up.reset()
+	if !x.hop.Deadline.IsZero() {
+		x.up.SetDeadline(time.Time{})
+		x.conn.SetWriteDeadline(time.Time{})
 	}
-	fit = uploaded && x.whole && s.resp.KeepAlive && s.up.r == s.up.w
-	if failed != nil {
-		return e, false, failed
+	if fit && here {
+		x.up.keep()
+	} else {
+		x.up.drop()
 	}
-	s.lingers = x.whole
-	return e, x.whole && x.keep && uploaded, nil
 }
 
 // lateWrite is how long a caller may take, once its time is out, to read what it is told of that.
@@ -227,6 +229,7 @@ type exchange struct {
 	up   *upstreamConn
 
 	heard     bool // something came in answer
+	unsent    bool // not one byte of the request was
 	uploading bool
 	uploaded  chan struct{}
 	callers   *fault.Error // what is wrong with the caller's body; read after uploaded
@@ -251,9 +254,10 @@ func (x *exchange) send() *fault.Error {
 		out = s.body.appendEnd(out)
 	}
 	s.out = out
-	n, err := x.up.Write(out)
+	sent, err := x.say(out)
+	x.unsent = sent == 0
 	if err != nil {
-		return x.broken(err, n == 0)
+		return x.broken(err, x.unsent)
 	}
 	if !s.body.done {
 		x.uploading, x.uploaded = true, make(chan struct{})
@@ -263,6 +267,21 @@ func (x *exchange) send() *fault.Error {
 		})
 	}
 	return nil
+}
+
+// say writes the request, and reads what comes of it if it is whole.
+func (x *exchange) say(out []byte) (sent int, err error) {
+	switch {
+	case x.body.done && x.up.raw != nil:
+		sent, err = x.up.ask(out, &x.session.up, x.up.kept)
+	case x.up.kept && !x.up.quiet():
+		err = errDead
+	}
+	if err != nil || sent == len(out) {
+		return sent, err
+	}
+	n, err := x.up.Write(out[sent:])
+	return sent + n, err
 }
 
 // broken returns the fault that a failure before any answer amounts to.
@@ -336,16 +355,18 @@ func (x *exchange) receive() (e Ending, failed *fault.Error) {
 func (x *exchange) readHead() *fault.Error {
 	s := x.session
 	for {
-		x.heard = x.heard || s.up.r < s.up.w
-		n, err := s.resp.Parse(s.up.bytes(), s.head.Request.Method)
-		if err != nil {
-			return fault.New(fault.MalformedResponse, "the replica's response is malformed: %v", err)
+		if s.up.r < s.up.w {
+			x.heard = true
+			n, err := s.resp.Parse(s.up.bytes(), s.head.Request.Method)
+			if err != nil {
+				return fault.New(fault.MalformedResponse, "the replica's response is malformed: %v", err)
+			}
+			if n > 0 {
+				s.up.use(n)
+				return nil
+			}
 		}
-		if n > 0 {
-			s.up.use(n)
-			return nil
-		}
-		if err := s.up.fill(x.up.socket); err != nil {
+		if err := s.up.fillLine(x.up.socket); err != nil {
 			x.stopUpload()
 			return x.broken(err, false)
 		}

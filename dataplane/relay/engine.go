@@ -43,6 +43,7 @@ func New(cfg Config) *Engine {
 	e := &Engine{cfg: cfg, upstreams: map[*Upstream]bool{}}
 	e.metrics = newMetrics(cfg.Metrics, e.connections)
 	e.works.New = func() any { return newWork() }
+	e.watch.clock.Store(time.Now().UnixMilli())
 	return e
 }
 
@@ -100,7 +101,7 @@ func (e *Engine) connections() int {
 // reap closes connections that were not used for long, and forgets upstreams without any.
 func (e *Engine) reap(now time.Time) {
 	for _, u := range e.all() {
-		u.closeIdleSince(now.Add(-u.target.IdleTimeout))
+		u.closeIdleSince(now.Add(-u.target.IdleTimeout).UnixMilli())
 		u.checkHTTP2(now)
 		e.mu.Lock()
 		if u.connections() == 0 {

@@ -237,7 +237,7 @@ func (x *exchange) passBody(framing h1.Framing) Ending {
 		err = x.passRest(framing)
 	}
 	if err != nil && framing == h1.UntilClose {
-		x.conn.abort() // else the body would look whole
+		x.conn.discredit() // else the body would look whole
 	}
 	return x.ending(err)
 }

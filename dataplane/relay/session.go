@@ -26,7 +26,8 @@ type session struct {
 	place  *place
 	*work  // nil while there is no call
 
-	readFirst func(fd uintptr) bool
+	attend    func(fd uintptr) bool // attendNow
+	attentive bool                  // it serves, too
 	firstErr  error
 	lingers   bool // after the last call
 
@@ -45,7 +46,7 @@ type session struct {
 func newSession(s *server, c net.Conn) *session {
 	x := &session{server: s, engine: s.engine, entry: &s.entry, conn: newSocket(c)}
 	x.source = addrPort(c.RemoteAddr())
-	x.readFirst = x.tryFirst
+	x.attend = x.attendNow
 	x.place = x.engine.watch.enter(x)
 	return x
 }
@@ -78,10 +79,14 @@ func (s *session) run() {
 
 // serveHTTP1 serves one request after the other.
 func (s *session) serveHTTP1() {
+	s.attentive = true
 	for s.next() {
 		if s.in.r == s.in.w {
 			s.release()
 		}
+	}
+	if s.lingers {
+		s.linger()
 	}
 }
 
@@ -107,15 +112,18 @@ func (s *session) drain() {
 		s.http2.Drain()
 	}
 	s.mu.Unlock()
-	if word := s.place.word.Load(); (word%states == idle || word%states == head) && s.place.end(word) {
-		s.conn.Close()
+	word := s.place.word.Load()
+	if word%states == head || word%states == idle && s.conn.quiet() { // else a request has come, in the last moment
+		if s.place.end(word) {
+			s.conn.Close()
+		}
 	}
 }
 
 // cutOff ends the connection, whatever is under way.
 func (s *session) cutOff() {
-	s.conn.Close()
-	s.hangUp()
+	s.hangUp()     // first: closing waits for who serves a call where it reads
+	s.conn.Close() // wakes all who wait for the caller
 }
 
 // hangUp ends the call under way: nobody waits for it.
@@ -162,8 +170,9 @@ func (s *session) isGone() bool {
 	return s.hungUp
 }
 
-// next serves the next request. It returns false if it was the last on this connection.
+// next serves the next request, or more than one. It returns false if it was the last on this connection.
 func (s *session) next() bool {
+	s.lingers = false
 	if !s.awaitFirst() {
 		return false
 	}
@@ -172,24 +181,22 @@ func (s *session) next() bool {
 		s.refuseMalformed(err)
 		return false
 	}
-	s.in.hold(n)
-	s.head.source = s.source
-	defer s.in.free()
-	return s.serve(time.Now())
+	return s.serve(n)
 }
 
-// awaitFirst waits for the first bytes of a request. Until they come it holds no buffer.
+// awaitFirst waits for the first bytes of a request. Until they come it holds no buffer. Requests that come whole it
+// serves: then those that it waits for are the first that don't.
 func (s *session) awaitFirst() bool {
 	if s.work != nil && s.in.w > s.in.r {
 		return s.place.waits(head, time.Now())
 	}
-	if s.ending.Load() || !s.place.waits(idle, time.Now()) || s.ending.Load() {
+	if !s.enterIdle() {
 		return false
 	}
 	var err error
 	if s.conn.plain != nil {
-		err = s.conn.raw.Read(s.readFirst)
-		if err == nil {
+		s.firstErr = nil
+		if err = s.conn.raw.Read(s.attend); err == nil {
 			err = s.firstErr
 		}
 	} else {
@@ -199,16 +206,69 @@ func (s *session) awaitFirst() bool {
 	return err == nil && s.place.waits(head, time.Now())
 }
 
-// tryFirst reads without waiting. It returns false if there is nothing yet.
-func (s *session) tryFirst(fd uintptr) bool {
-	s.acquire()
-	n, err, done := readNow(fd, s.in.b)
-	if !done {
+// enterIdle notes that the connection waits for a call. It returns false if it need not.
+func (s *session) enterIdle() bool {
+	return !s.ending.Load() && s.place.waitsSince(idle, s.engine.watch.now()) && !s.ending.Load()
+}
+
+// attendNow is called when there may be something to read. It serves what it can without reading on, and returns false to
+// be called again when there is more: as long as it does, nothing is read in vain.
+func (s *session) attendNow(fd uintptr) bool {
+	for {
+		s.acquire()
+		room := s.in.room()
+		n, err, done := readNow(fd, room)
+		if !done {
+			s.release()
+			return false
+		}
+		s.in.w, s.firstErr = s.in.w+n, err
+		if err != nil || !s.serveWhole() {
+			return true
+		}
 		s.release()
+		if !s.enterIdle() {
+			s.firstErr = errOver
+			return true
+		}
+		if n < len(room) { // there was no more, and what comes next will be told
+			return false
+		}
+	}
+}
+
+// errOver means that a connection has carried its last call.
+var errOver = errors.New("the connection is over")
+
+// serveWhole serves the requests in the buffer that are there to their end, and need nothing but to be answered. It
+// returns false if that leaves anything.
+func (s *session) serveWhole() bool {
+	if !s.attentive {
 		return false
 	}
-	s.in.w, s.firstErr = n, err
+	for s.in.r < s.in.w {
+		n, err := s.head.Parse(s.in.bytes())
+		if n == 0 || err != nil || !s.isWhole(n) {
+			return false
+		}
+		if !s.serve(n) {
+			s.firstErr = errOver
+			return false
+		}
+	}
 	return true
+}
+
+// isWhole reports whether the request whose head has n bytes can be served without reading more from the caller.
+func (s *session) isWhole(n int) bool {
+	r := &s.head.Request
+	switch {
+	case r.Upgrade != nil || s.head.Protocol() == TCP:
+		return false
+	case r.Framing == h1.Length:
+		return r.Length <= int64(len(s.in.bytes())-n)
+	}
+	return r.Framing == h1.None
 }
 
 // readHead reads a head, and returns its length.
@@ -218,7 +278,7 @@ func (s *session) readHead() (int, error) {
 		if n > 0 || err != nil {
 			return n, err
 		}
-		if err := s.in.fill(s.conn); err != nil {
+		if err := s.in.fillLine(s.conn); err != nil {
 			return 0, err
 		}
 	}
@@ -235,7 +295,7 @@ func (s *session) refuseMalformed(err error) {
 	}
 	s.place.waits(nothing, time.Now())
 	s.answerFault(&fault.Error{Reason: fault.BadRequest, Detail: "the request is malformed: " + malformed.Detail, Code: malformed.Status}, false, false)
-	s.linger()
+	s.lingers = true
 }
 
 const (

@@ -15,8 +15,12 @@ type socket struct {
 	plain *net.TCPConn    // nil if it is something else, or encrypted
 	raw   syscall.RawConn // nil if there is no file descriptor
 
-	peek  func(fd uintptr) bool // made once, it needs no memory each time
-	empty bool                  // what it found
+	// Made once, these need no memory each time.
+
+	peek  func(fd uintptr)
+	empty bool // what it found
+	talk  func(fd uintptr) bool
+	asking
 }
 
 func newSocket(c net.Conn) *socket {
@@ -50,13 +54,15 @@ func (s *socket) closeWrite() error {
 	return errors.ErrUnsupported
 }
 
-// abort closes the connection in a way that the other end can't take for an ordinary end.
-func (s *socket) abort() {
+// discredit keeps the other end from taking it for an ordinary end when the connection is closed.
+func (s *socket) discredit() {
 	c := below(s.Conn)
 	if l, ok := c.(interface{ SetLinger(sec int) error }); ok {
 		l.SetLinger(0)
 	}
-	c.Close()
+	if c != s.Conn {
+		c.Close() // before TLS says that this is the end
+	}
 }
 
 // readNow reads what there is, without waiting. It returns false if there is nothing yet.
@@ -77,22 +83,87 @@ func readNow(fd uintptr, into []byte) (n int, err error, done bool) {
 	}
 }
 
-// quiet reports whether the connection is open and nothing has come that nobody read: whether it can be used again.
+// writeNow writes what can be written without waiting.
+func writeNow(fd uintptr, b []byte) (n int, err error) {
+	for {
+		n, err := syscall.Write(int(fd), b)
+		switch {
+		case err == syscall.EINTR:
+		case err == syscall.EAGAIN:
+			return 0, nil
+		case err != nil:
+			return 0, os.NewSyscallError("write", err)
+		default:
+			return n, nil
+		}
+	}
+}
+
+// asking is a request that is sent, and the wait for the answer.
+type asking struct {
+	out, in   []byte
+	check     bool
+	asked     bool
+	sent, got int
+	err       error
+}
+
+// errDead is what is wrong with a connection on which something came that nobody asked for, such as its end.
+var errDead = errors.New("it was closed, or something came unasked")
+
+// ask writes a request, and waits for the answer, of which it reads what is there. It is as little work for the kernel as
+// can be: as the wait begins before the request is written, nothing has to be read in vain. If check is set the connection
+// has to be quiet before. If less was sent than all, the rest is for the caller to send, and nothing was read.
+func (s *socket) ask(out []byte, into *buffer, check bool) (sent int, err error) {
+	if s.talk == nil {
+		s.talk = s.askNow
+	}
+	s.asking = asking{out: out, in: into.room(), check: check}
+	err = s.raw.Read(s.talk)
+	a := s.asking
+	s.asking = asking{}
+	into.w += a.got
+	if err == nil {
+		err = a.err
+	}
+	return a.sent, err
+}
+
+// askNow is called at first, and each time that there may be something to read.
+func (s *socket) askNow(fd uintptr) bool {
+	a := &s.asking
+	switch {
+	case !a.asked:
+		a.asked = true
+		if a.check && !nothingToRead(fd) {
+			a.err = errDead
+			return true
+		}
+		if s.plain != nil {
+			a.sent, a.err = writeNow(fd, a.out)
+		} else {
+			a.sent, a.err = s.Conn.Write(a.out)
+		}
+		return a.err != nil || a.sent < len(a.out)
+	case s.plain == nil:
+		return true
+	}
+	var done bool
+	a.got, a.err, done = readNow(fd, a.in)
+	return done
+}
+
+// quiet reports whether the connection is open and nothing has come that nobody read: whether it can be used again. Only
+// one goroutine at a time may ask.
 func (s *socket) quiet() bool {
 	if s.raw == nil {
 		q, ok := s.Conn.(interface{ Quiet() bool })
 		return !ok || q.Quiet()
 	}
 	if s.peek == nil {
-		s.peek = func(fd uintptr) bool {
-			var one [1]byte
-			_, _, err := syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-			s.empty = err == syscall.EAGAIN || err == syscall.EINTR
-			return true
-		}
+		s.peek = func(fd uintptr) { s.empty = nothingToRead(fd) }
 	}
-	s.empty = false
-	return s.raw.Read(s.peek) == nil && s.empty
+	return s.raw.Control(s.peek) == nil && s.empty
 }
 
 // hungUp reports whether the other end has closed the connection, though there may be bytes left to read.
@@ -102,6 +173,6 @@ func (s *socket) hungUp() bool {
 		return ok && h.HungUp()
 	}
 	gone := false
-	err := s.raw.Control(func(fd uintptr) { gone = closedByPeer(int(fd)) })
+	err := s.raw.Control(func(fd uintptr) { gone = closedByPeer(fd) })
 	return err == nil && gone
 }

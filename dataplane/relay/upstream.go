@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"math"
 	"net"
 	"sync"
 	"time"
@@ -45,27 +46,33 @@ type Upstream struct {
 type upstreamConn struct {
 	*socket
 	upstream *Upstream
-	used     time.Time // last
+	kept     bool  // a call has ended well on it
+	used     int64 // in milliseconds since 1970; last
 }
 
 // idleConn returns a connection that can be used again, nil if there is none.
 func (u *Upstream) idleConn() *upstreamConn {
 	for {
-		u.mu.Lock()
-		last := len(u.idle) - 1
-		if last < 0 {
-			u.mu.Unlock()
-			return nil
-		}
-		c := u.idle[last]
-		u.idle[last] = nil
-		u.idle = u.idle[:last]
-		u.mu.Unlock()
-		if c.quiet() {
+		c := u.lastUsed()
+		if c == nil || c.quiet() {
 			return c
 		}
 		c.drop()
 	}
+}
+
+// lastUsed returns the connection that was used last, which may be dead by now; nil if there is none.
+func (u *Upstream) lastUsed() *upstreamConn {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	last := len(u.idle) - 1
+	if last < 0 {
+		return nil
+	}
+	c := u.idle[last]
+	u.idle[last] = nil
+	u.idle = u.idle[:last]
+	return c
 }
 
 // dial makes a new connection.
@@ -90,9 +97,9 @@ func (u *Upstream) dial(ctx context.Context, p Protocol) (*upstreamConn, error) 
 }
 
 // keep puts the connection by for the next call.
-func (c *upstreamConn) keep(now time.Time) {
-	c.used = now
+func (c *upstreamConn) keep() {
 	u := c.upstream
+	c.kept, c.used = true, u.engine.watch.now()
 	u.mu.Lock()
 	fits := len(u.idle) < maxIdle && u.open[c]
 	if fits {
@@ -115,15 +122,15 @@ func (c *upstreamConn) drop() {
 
 // CloseIdle closes the connections that no call uses.
 func (u *Upstream) CloseIdle() {
-	u.closeIdleSince(time.Now().Add(time.Hour))
+	u.closeIdleSince(math.MaxInt64)
 	u.drainIdleHTTP2()
 }
 
 // closeIdleSince closes the connections that no call has used since a moment.
-func (u *Upstream) closeIdleSince(t time.Time) {
+func (u *Upstream) closeIdleSince(ms int64) {
 	u.mu.Lock()
 	n := 0
-	for n < len(u.idle) && u.idle[n].used.Before(t) { // they are in the order of their last use
+	for n < len(u.idle) && u.idle[n].used < ms { // they are in the order of their last use
 		n++
 	}
 	old := append([]*upstreamConn(nil), u.idle[:n]...)

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"bytes"
 	"net/netip"
 
 	"github.com/headroom-mesh/headroom/dataplane/h1"
@@ -19,6 +20,8 @@ type work struct {
 	resp  h1.Response
 	body  requestBody
 	reply h1.Decoder
+	hop   Hop
+	x     exchange
 }
 
 func newWork() *work {
@@ -32,6 +35,7 @@ func newWork() *work {
 func (w *work) reset() {
 	w.in.reset()
 	w.up.reset()
+	w.hop, w.x = Hop{}, exchange{}
 	if cap(w.out) > 8*bufferSize {
 		w.out = make([]byte, 0, bufferSize+1024)
 	}
@@ -100,6 +104,20 @@ func (b *buffer) fill(from *socket) error {
 		return nil
 	}
 	return err
+}
+
+// fillLine reads until the end of a line has come, or more than a head may be long: before that a head that was not
+// complete is not either.
+func (b *buffer) fillLine(from *socket) error {
+	for {
+		before := b.w - b.r
+		if err := b.fill(from); err != nil {
+			return err
+		}
+		if more := b.bytes(); bytes.IndexByte(more[before:], '\n') >= 0 || len(more) > h1.MaxHead {
+			return nil
+		}
+	}
 }
 
 // requestHead is a head of HTTP/1 for a Router.
