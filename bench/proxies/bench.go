@@ -88,6 +88,7 @@ func (b *bench) serve(n int) error {
 }
 
 func (b *bench) close() {
+	b.cores.unpin()
 	if b.loop != nil {
 		b.loop.Close()
 	}

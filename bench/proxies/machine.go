@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,37 +19,52 @@ import (
 )
 
 // cores say what runs where, as taskset understands it.
-type cores struct{ proxies, load string }
+type cores struct {
+	proxies, load string
+	all           unix.CPUSet
+}
 
 // pin puts this process on the last core, and gives the first one to the proxies.
-func pin() (cores, error) {
-	var mine unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &mine); err != nil {
-		return cores{}, fmt.Errorf("see which cores there are: %w", err)
+func pin() (c cores, err error) {
+	if err := unix.SchedGetaffinity(0, &c.all); err != nil {
+		return c, fmt.Errorf("see which cores there are: %w", err)
 	}
 	var all []int
 	for i := range 1024 {
-		if mine.IsSet(i) {
+		if c.all.IsSet(i) {
 			all = append(all, i)
 		}
 	}
 	if len(all) < 2 {
-		return cores{}, fmt.Errorf("want two cores: one for the proxies, and one for callers and origin")
+		return c, errors.New("want two cores: one for the proxies, and one for callers and origin")
 	}
-	last := all[len(all)-1]
-	mine.Zero()
+	first, last := all[0], all[len(all)-1]
+	c.proxies, c.load = strconv.Itoa(first), strconv.Itoa(last)
+	var mine unix.CPUSet
 	mine.Set(last)
+	return c, stayOn(mine)
+}
+
+// unpin undoes it.
+func (c cores) unpin() {
+	if c.all.Count() > 0 {
+		_ = stayOn(c.all)
+	}
+}
+
+// stayOn keeps all threads of this process on some cores, and those that they start.
+func stayOn(set unix.CPUSet) error {
 	threads, err := filepath.Glob("/proc/self/task/*")
 	if err != nil {
-		return cores{}, err
+		return err
 	}
 	for _, t := range threads {
 		id, _ := strconv.Atoi(filepath.Base(t))
-		if err := unix.SchedSetaffinity(id, &mine); err != nil && err != unix.ESRCH {
-			return cores{}, fmt.Errorf("stay on core %d: %w", last, err)
+		if err := unix.SchedSetaffinity(id, &set); err != nil && err != unix.ESRCH {
+			return fmt.Errorf("choose the core: %w", err)
 		}
 	}
-	return cores{strconv.Itoa(all[0]), strconv.Itoa(last)}, nil
+	return nil
 }
 
 // allowFiles lets this process, and those that it starts, have as many files open as 10,000 connections through a relay

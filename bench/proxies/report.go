@@ -15,6 +15,9 @@ import (
 // write prints the bars, and writes the files.
 func (r *results) write(o options) error {
 	fmt.Print(r.verdictTable())
+	if r.probing != nil {
+		fmt.Printf("\n%s", r.probing.describe())
+	}
 	if err := os.MkdirAll(o.results, 0o755); err != nil {
 		return fmt.Errorf("write the results: %w", err)
 	}
