@@ -6,6 +6,7 @@ type metrics struct {
 	accepted  prometheus.Counter
 	open      prometheus.Gauge
 	connected prometheus.Counter
+	unknown   prometheus.Counter
 }
 
 // newMetrics takes what counts the connections to upstreams.
@@ -24,12 +25,16 @@ func newMetrics(r prometheus.Registerer, upstreams func() int) *metrics {
 			Help: "Connections made to replicas and to other agents.",
 		}),
 	}
+	m.unknown = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "headroom_relay_unknown_total",
+		Help: "Connections of callers that speak neither HTTP nor TLS, where only that tells which service they are for.",
+	})
 	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "headroom_relay_upstreams",
 		Help: "Open connections to replicas and to other agents, those included that are kept for the next call.",
 	}, func() float64 { return float64(upstreams()) })
 	if r != nil {
-		r.MustRegister(m.accepted, m.open, m.connected, open)
+		r.MustRegister(m.accepted, m.open, m.connected, m.unknown, open)
 	}
 	return m
 }

@@ -24,9 +24,9 @@ type Entry struct {
 
 // Service says what is known of the service that connections are meant for.
 type Service struct {
-	// Protocol is what it speaks. Unknown: the first bytes tell.
+	// Protocol is what it speaks, HTTP of either version if that is HTTP. Unknown: the first bytes tell.
 	Protocol Protocol
-	// DetectTimeout is how long to wait for the first bytes before a replica may speak first.
+	// DetectTimeout is how long to wait for the first bytes before a replica may speak first. 0: it may at once.
 	DetectTimeout time.Duration
 }
 
@@ -54,6 +54,7 @@ type server struct {
 	engine *Engine
 	entry  Entry
 	wg     sync.WaitGroup
+	pieces sync.Pool // of *piece
 
 	mu sync.Mutex
 	// mu guards the fields below.

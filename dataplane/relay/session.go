@@ -123,7 +123,7 @@ func (s *session) drain() {
 // cutOff ends the connection, whatever is under way.
 func (s *session) cutOff() {
 	s.hangUp()     // first: closing waits for who serves a call where it reads
-	s.conn.Close() // wakes all who wait for the caller
+	s.conn.reset() // wakes all who wait for the caller
 }
 
 // hangUp ends the call under way: nobody waits for it.

@@ -1,87 +1,16 @@
 package relay
 
 import (
-	"bytes"
-	"context"
 	"errors"
-	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
+	"github.com/headroom-mesh/headroom/dataplane/h1"
 	"github.com/headroom-mesh/headroom/dataplane/sniff"
 )
-
-// protocol finds out what the caller speaks. What was read for that is in s.in. Unknown means that the connection is over.
-func (s *session) protocol() Protocol {
-	if s.entry.Protocol != Unknown {
-		return s.entry.Protocol
-	}
-	if s.entry.Service == nil {
-		if !s.awaitFirst() {
-			return Unknown
-		}
-		return s.detect()
-	}
-	service := s.entry.Service()
-	if service.Protocol != Unknown {
-		return service.Protocol
-	}
-	limit := time.Now().Add(max(service.DetectTimeout, time.Millisecond))
-	s.conn.SetReadDeadline(limit)
-	if s.awaitFirst() {
-		return s.detect()
-	}
-	if s.isOver() || time.Now().Before(limit) {
-		return Unknown
-	}
-	return TCP
-}
-
-// detect tells the protocol by the first bytes. If none came in time, it is that of a server that speaks first, or of a
-// caller that is slow: serveTCP finds out.
-func (s *session) detect() Protocol {
-	for {
-		switch sniff.Detect(s.in.bytes()) {
-		case sniff.HTTP1:
-			s.conn.SetReadDeadline(time.Time{})
-			return HTTP1
-		case sniff.HTTP2:
-			s.conn.SetReadDeadline(time.Time{})
-			return HTTP2
-		case sniff.TLS:
-			return TCP
-		case sniff.Opaque:
-			return s.opaque()
-		}
-		if err := s.in.fill(s.conn); err != nil {
-			s.conn.SetReadDeadline(time.Time{})
-			if s.entry.Service != nil && errors.Is(err, os.ErrDeadlineExceeded) && !s.isOver() {
-				return TCP
-			}
-			return s.opaque()
-		}
-	}
-}
-
-func (s *session) isOver() bool { return s.place.word.Load()%states == over }
-
-// opaque is what bytes are that say nothing: only one who knows where they go can take them. HTTP/1 refuses them.
-func (s *session) opaque() Protocol {
-	if s.entry.Service != nil {
-		return TCP
-	}
-	return HTTP1
-}
-
-// taken returns what was read of the caller.
-func (s *session) taken() []byte {
-	if s.work == nil {
-		return nil
-	}
-	return bytes.Clone(s.in.bytes())
-}
 
 // tcpHead is what is known of a connection of bytes.
 type tcpHead struct {
@@ -98,36 +27,26 @@ func (h *tcpHead) Path(dst []byte) []byte                    { return dst }
 func (h *tcpHead) Source() netip.AddrPort                    { return h.source }
 func (h *tcpHead) Field(dst []byte, _ string) ([]byte, bool) { return dst, false }
 
-// serveTCP carries the connection as one call.
+// serveTCP carries the connection as one call, unless the caller speaks HTTP after all.
 func (s *session) serveTCP() {
 	s.acquire()
-	s.place.waits(nothing, time.Now())
 	h := &tcpHead{source: s.source}
 	if !s.readServerName(h) {
 		return
 	}
-	s.conn.SetReadDeadline(time.Time{})
 	now := time.Now()
-	s.place.waits(answer, now)
+	if !s.place.waits(nothing, now) { // nobody looks whether the caller has hung up: it may have closed its direction only
+		return
+	}
 	call := s.entry.Router.Begin(h, now)
-	up, hop, failed := s.open(call)
-	if failed != nil {
-		call.End(Ending{Reason: failed.Reason}, time.Now())
-		s.engine.cfg.Log.Debug("can't carry a connection", "peer", s.source, "reason", failed.Reason, "err", failed.Detail)
-		s.abort()
-		return
-	}
-	defer s.up.reset()
-	defer up.drop()
-	if s.in.r == s.in.w && s.speaksHTTP(up) {
-		call.End(Ending{Reason: fault.Canceled}, time.Now())
-		up.drop()
-		s.up.reset()
+	e, http := s.carryTCP(call)
+	call.End(e, time.Now())
+	switch {
+	case http:
 		s.serveDetected()
-		return
+	case e.Reason != fault.None:
+		s.conn.reset()
 	}
-	x := exchange{session: s, call: call, hop: &hop, up: up}
-	call.End(x.tunnel(), time.Now())
 }
 
 // readServerName finds out whom TLS is for, where only that tells.
@@ -145,6 +64,24 @@ func (s *session) readServerName(h *tcpHead) bool {
 	return true
 }
 
+// carryTCP reports whether the caller speaks HTTP: then nothing has come of the call.
+func (s *session) carryTCP(call Call) (e Ending, http bool) {
+	up, hop, failed := s.open(call)
+	if failed == nil {
+		defer up.drop()
+		http, failed = s.speaksHTTP(up)
+	}
+	switch {
+	case failed != nil:
+		s.engine.cfg.Log.Debug("can't carry a connection", "peer", s.source, "reason", failed.Reason, "err", failed.Detail)
+		return Ending{Reason: failed.Reason}, false
+	case http:
+		return Ending{Reason: fault.Canceled}, true
+	}
+	x := exchange{session: s, call: call, hop: &hop, up: up}
+	return x.tunnel(), false
+}
+
 // open opens a connection for the call.
 func (s *session) open(call Call) (up *upstreamConn, hop Hop, failed *fault.Error) {
 	for {
@@ -157,64 +94,150 @@ func (s *session) open(call Call) (up *upstreamConn, hop Hop, failed *fault.Erro
 	}
 }
 
-// abort closes the connection in a way that nobody takes for an answer.
-func (s *session) abort() {
-	if tcp, ok := below(s.conn.Conn).(*net.TCPConn); ok {
-		tcp.SetLinger(0)
+// connect makes a tunnel for CONNECT.
+func (s *session) connect(call Call, hop *Hop) (e Ending, keep bool, failed *fault.Error) {
+	up, fields, failed := s.reach(call, hop, s.callerOf(&s.head))
+	if failed != nil {
+		return e, false, failed
 	}
-	s.conn.Close()
+	defer up.drop()
+	x := exchange{session: s, call: call, hop: hop, up: up}
+	s.out = append(s.out[:0], "HTTP/1.1 200 OK\r\n"...)
+	s.out = append(appendFields(s.out, fields), "\r\n"...)
+	if x.flush() != nil {
+		return Ending{Reason: fault.Canceled}, false, nil
+	}
+	return x.tunnel(), false, nil
 }
 
-// speaksHTTP waits for who speaks first, and reports whether that is a caller who speaks HTTP: then nothing was sent to the
-// replica. It returns at once if the service is known to speak bytes.
-func (s *session) speaksHTTP(up *upstreamConn) bool {
-	if s.entry.Service == nil {
-		return false
+// callerOf returns where a call for a tunnel comes from: another agent says so.
+func (s *session) callerOf(h Head) netip.AddrPort {
+	if s.entry.Agents {
+		var scratch [64]byte
+		text, _ := h.Field(scratch[:0], FieldSource)
+		from, _ := netip.ParseAddrPort(string(text))
+		return from
 	}
-	service := s.entry.Service()
-	if service.Protocol == TCP || s.up.w > s.up.r { // an agent's answer may have brought the replica's first bytes, too
-		return false
+	return s.source
+}
+
+// reach opens a connection for bytes to where the call goes, at first or in the end by way of an agent.
+func (s *session) reach(call Call, hop *Hop, from netip.AddrPort) (up *upstreamConn, fields []Field, failed *fault.Error) {
+	if hop.To.target.Agent {
+		return s.reachByAgent(call, hop, from)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	answered := make(chan struct{})
-	s.server.wg.Go(func() {
-		defer close(answered)
-		s.up.fill(up.socket)
-		if ctx.Err() == nil {
-			s.conn.SetReadDeadline(past()) // the replica speaks first
+	if up, failed = s.dial(hop, TCP); failed != nil {
+		return nil, nil, failed
+	}
+	if failed = introduce(up, from); failed == nil {
+		fields, failed = call.Answered(connected{}, time.Now())
+	}
+	if failed != nil {
+		up.drop()
+		return nil, nil, failed
+	}
+	return up, fields, nil
+}
+
+// introduce tells a replica that wants to know whose connection this is.
+func introduce(up *upstreamConn, from netip.AddrPort) *fault.Error {
+	target := &up.upstream.target
+	if !target.ProxyHeader {
+		return nil
+	}
+	if _, err := up.Write(sniff.AppendProxyHeader(nil, from, addrPort(up.RemoteAddr()))); err != nil {
+		return fault.New(fault.ConnectFailed, "no connection to %s: %v", target.Name, err)
+	}
+	return nil
+}
+
+// connected is the answer of a replica that takes a connection.
+type connected struct{}
+
+func (connected) Status() int                               { return http.StatusOK }
+func (connected) Field(dst []byte, _ string) ([]byte, bool) { return dst, false }
+
+// reachByAgent asks the agent of the replica to connect.
+func (s *session) reachByAgent(call Call, hop *Hop, from netip.AddrPort) (*upstreamConn, []Field, *fault.Error) {
+	if up := hop.To.idleConn(); up != nil {
+		fields, failed := s.ask(call, hop, up, from)
+		if failed == nil || failed.Reason != stale {
+			return keptIf(failed == nil, up), fields, failed
 		}
-	})
-	err := s.in.fill(s.conn)
-	cancel()
-	up.SetReadDeadline(past())
-	<-answered
-	up.SetReadDeadline(time.Time{})
-	s.conn.SetReadDeadline(time.Time{})
-	if err != nil || s.up.w > s.up.r {
-		return false
+		up.drop()
 	}
-	s.conn.SetReadDeadline(time.Now().Add(max(service.DetectTimeout, time.Millisecond))) // for bytes that may be the start of several
-	defer s.conn.SetReadDeadline(time.Time{})
+	up, failed := s.dial(hop, HTTP1)
+	if failed != nil {
+		return nil, nil, failed
+	}
+	fields, failed := s.ask(call, hop, up, from)
+	if failed != nil && failed.Reason == stale {
+		failed.Reason = fault.ConnectFailed // nothing was sent to the replica
+	}
+	return keptIf(failed == nil, up), fields, failed
+}
+
+// keptIf returns the connection, or drops it.
+func keptIf(ok bool, up *upstreamConn) *upstreamConn {
+	if ok {
+		return up
+	}
+	up.drop()
+	return nil
+}
+
+// ask asks an agent, by CONNECT, for a connection to the replica.
+func (s *session) ask(call Call, hop *Hop, up *upstreamConn, from netip.AddrPort) ([]Field, *fault.Error) {
+	s.up.reset()
+	if !s.waitsOn(up) {
+		return nil, fault.New(fault.Canceled, "the caller went away")
+	}
+	defer s.waitsOn(nil)
+	if !hop.Deadline.IsZero() {
+		up.SetDeadline(hop.Deadline)
+	}
+	out := append(s.out[:0], "CONNECT replica.mesh:0 HTTP/1.1\r\nHost: replica.mesh:0\r\n"...)
+	if from.IsValid() {
+		out = h1.AppendField(out, FieldSource, from.AppendTo(nil))
+	}
+	s.out = append(appendFields(out, hop.Fields), "\r\n"...)
+	if _, err := up.Write(s.out); err != nil {
+		return nil, s.unconnected(hop, err)
+	}
+	if failed := s.readAnswer(hop, up); failed != nil {
+		return nil, failed
+	}
+	fields, failed := call.Answered(&s.resp, time.Now())
+	if failed == nil && s.resp.Code/100 != 2 {
+		failed = fault.New(fault.MalformedResponse, "%s answers CONNECT with %d", hop.To.target.Name, s.resp.Code)
+	}
+	return fields, failed
+}
+
+// readAnswer reads what an agent answers to CONNECT.
+func (s *session) readAnswer(hop *Hop, up *upstreamConn) *fault.Error {
 	for {
-		switch sniff.Detect(s.in.bytes()) {
-		case sniff.HTTP1, sniff.HTTP2:
-			return true
-		case sniff.TLS, sniff.Opaque:
-			return false
+		n, err := s.resp.Parse(s.up.bytes(), []byte(http.MethodConnect))
+		if err != nil {
+			return fault.New(fault.MalformedResponse, "%s answers what is not HTTP: %v", hop.To.target.Name, err)
 		}
-		if s.in.fill(s.conn) != nil {
-			return false
+		if n > 0 {
+			s.up.use(n)
+			return nil
+		}
+		if err := s.up.fill(up.socket); err != nil {
+			return s.unconnected(hop, err)
 		}
 	}
 }
 
-// serveDetected serves a caller of whom it is known by now that it speaks HTTP.
-func (s *session) serveDetected() {
-	if sniff.Detect(s.in.bytes()) == sniff.HTTP2 {
-		begun := s.taken()
-		s.release()
-		s.serveHTTP2(begun)
-		return
+// unconnected returns the fault that it amounts to if the connection to an agent breaks before it has connected.
+func (s *session) unconnected(hop *Hop, err error) *fault.Error {
+	switch {
+	case s.isGone():
+		return fault.New(fault.Canceled, "the caller went away")
+	case !hop.Deadline.IsZero() && errors.Is(err, os.ErrDeadlineExceeded):
+		return lateFault()
 	}
-	s.serveHTTP1()
+	return fault.New(stale, "the connection to %s broke: %v", hop.To.target.Name, innermost(err))
 }

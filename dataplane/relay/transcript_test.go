@@ -26,7 +26,8 @@ import (
 // scene with callers c1, c2..., an engine, and connections to the replica, r1, r2..., in the order in which they are made:
 //
 //	scene KEY=VALUE...      agents (callers are agents), forwarded=HOW, timeout=D, waits=D (Next takes so long),
-//	                        detect=D (what callers speak is to be found out, within D),
+//	                        detect=D (what callers speak is to be found out, within D), speaks=PROTOCOL (it is declared),
+//	                        explicit (calls say where they go), proxied (the replica wants PROXY headers),
 //	                        route=(A,B...) (the hops of each call: web; refused, which can't be connected to; agent)
 //
 // and on the lines that follow, one step each:
@@ -151,8 +152,11 @@ func play(t *testing.T, d *datadriven.TestData, n network, expected string) stri
 	l := n.listen()
 	s.at = l.Addr()
 	entry := Entry{Router: s.router, Protocol: HTTP1, Agents: d.HasArg("agents")}
-	if limit := s.router.detect; limit > 0 {
-		entry.Protocol, entry.Service = Unknown, func() Service { return Service{DetectTimeout: limit} }
+	switch {
+	case d.HasArg("detect") || d.HasArg("speaks"):
+		entry.Protocol, entry.Service = Unknown, func() Service { return s.router.service }
+	case d.HasArg("explicit"):
+		entry.Protocol = Unknown
 	}
 	running, end := context.WithCancel(t.Context())
 	serving, stop := context.WithCancel(t.Context())
@@ -387,7 +391,8 @@ type scriptedRouter struct {
 	forwarded policy.Forwarded
 	timeout   time.Duration
 	waits     time.Duration
-	detect    time.Duration
+	service   Service // that callers want, unless they say so
+	proxied   bool
 
 	begun, ended int // guarded by the scene's mu
 }
@@ -405,7 +410,12 @@ func newScriptedRouter(s *scene, d *datadriven.TestData) *scriptedRouter {
 		case "timeout":
 			r.timeout, err = time.ParseDuration(arg.Vals[0])
 		case "detect":
-			r.detect, err = time.ParseDuration(arg.Vals[0])
+			r.service.DetectTimeout, err = time.ParseDuration(arg.Vals[0])
+		case "speaks":
+			r.service.Protocol = Declared(policy.Protocol(arg.Vals[0]))
+		case "explicit":
+		case "proxied":
+			r.proxied = true
 		case "waits":
 			r.waits, err = time.ParseDuration(arg.Vals[0])
 		default:
@@ -421,7 +431,7 @@ func newScriptedRouter(s *scene, d *datadriven.TestData) *scriptedRouter {
 func (r *scriptedRouter) connect() {
 	for _, name := range []string{"web", "agent", "refused"} {
 		r.upstreams[name] = r.scene.engine.NewUpstream(Target{
-			Name: name, Agent: name == "agent", IdleTimeout: time.Minute,
+			Name: name, Agent: name == "agent", IdleTimeout: time.Minute, ProxyHeader: r.proxied && name == "web",
 			Dial: func(ctx context.Context, p Protocol) (net.Conn, error) {
 				if name == "refused" {
 					return nil, errors.New("connection refused")

@@ -1,16 +1,222 @@
 package relay
 
 import (
+	"bytes"
+	"errors"
 	"io"
-	"net/http"
-	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
 	"github.com/headroom-mesh/headroom/dataplane/h1"
-	"github.com/headroom-mesh/headroom/dataplane/sniff"
 )
+
+const (
+	// pieceSize is what a tunnel carries at once.
+	pieceSize = 32 << 10
+	// bulk is how many full pieces in a row are worth the pipe by which the kernel moves what follows (splice).
+	bulk = 8
+	// sipSize is what is read at once where nothing is known to be there: as there it must be held while nothing comes, it is small.
+	sipSize = 2 << 10
+)
+
+// tunnel passes bytes both ways until both ends are done. While nothing comes it needs next to no memory.
+func (x *exchange) tunnel() Ending {
+	s := x.session
+	x.tunneled = true
+	s.place.waits(nothing, time.Now())
+	x.up.SetDeadline(time.Time{})
+	s.conn.SetDeadline(time.Time{})
+	early, first := bytes.Clone(s.in.bytes()), bytes.Clone(s.up.bytes())
+	defer s.lend()()
+
+	t := tunnel{caller: s.conn, replica: x.up.socket, pieces: &s.server.pieces}
+	var wg sync.WaitGroup
+	wg.Go(func() { t.pour(t.replica, t.caller, early) })
+	t.pour(t.caller, t.replica, first)
+	wg.Wait()
+	if s.isGone() {
+		return Ending{Reason: fault.Canceled}
+	}
+	return Ending{Reason: t.failure}
+}
+
+// lend gives up the memory of the call for as long as it carries bytes only. The function that it returns takes other in
+// its place.
+func (s *session) lend() (regain func()) {
+	lent := work{up: s.up, out: s.out, up1: s.up1}
+	s.up, s.out, s.up1 = buffer{}, nil, nil
+	head := bytes.Clone(s.in.b[:s.in.base]) // which others may still ask for
+	var again h1.Request
+	if n, err := again.Parse(head); n == len(head) && err == nil {
+		s.head.Request = again
+		lent.in, s.in = s.in, buffer{}
+	} else {
+		lent.in = buffer{b: make([]byte, bufferSize)}
+	}
+	lent.reset()
+	s.engine.works.Put(&lent)
+	return func() {
+		w := s.engine.works.Get().(*work)
+		if s.in.b == nil {
+			s.in = w.in
+		}
+		s.up, s.out, s.up1 = w.up, w.out, w.up1
+	}
+}
+
+// tunnel carries bytes between two connections.
+type tunnel struct {
+	caller, replica *socket
+	pieces          *sync.Pool // of *piece
+
+	mu sync.Mutex
+	// mu guards the fields below.
+
+	over    bool         // it has ended before its time
+	told    bool         // the replica has said all that it had to say, and the caller has it
+	failure fault.Reason // why it ended before its time
+}
+
+type piece [pieceSize]byte
+
+// pour copies all that comes from one connection to another, and then tells the other that there is no more. If that fails
+// both are of no use any more, and are closed so that nobody takes that for an ordinary end.
+func (t *tunnel) pour(to, from *socket, early []byte) {
+	failing := t.carry(to, from, early)
+	if failing == nil && to.closeWrite() != nil {
+		failing = to
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case failing == nil:
+		t.told = t.told || from == t.replica
+		return
+	case t.over: // because the other direction has
+		return
+	case failing == t.caller:
+		t.failure = fault.Canceled
+	case !t.told: // a replica that is done may close its connection without hearing the caller out
+		t.failure = fault.Reset
+	}
+	t.over = true
+	t.caller.reset()
+	t.replica.reset()
+}
+
+// carry copies all that comes. It returns the connection that fails, nil if none does.
+func (t *tunnel) carry(to, from *socket, early []byte) (failing *socket) {
+	if len(early) > 0 {
+		if _, err := to.Write(early); err != nil {
+			return to
+		}
+	}
+	src := newSource(from, t.pieces)
+	kernelCan := to.plain != nil && from.plain != nil
+	for full := 0; !kernelCan || full < bulk; {
+		b, err := src.read()
+		if len(b) > 0 {
+			if _, err := to.Write(b); err != nil {
+				return to
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return from
+		case len(b) == pieceSize:
+			full++
+		default:
+			full = 0
+		}
+		src.giveUp()
+	}
+	src.giveUp()
+	return splice(to, from)
+}
+
+// splice lets the kernel move the rest.
+func splice(to, from *socket) (failing *socket) {
+	_, err := to.plain.ReadFrom(from.plain)
+	switch {
+	case err == nil:
+		return nil
+	case from.hungUp() && !to.hungUp():
+		return from
+	}
+	return to
+}
+
+// source is where one direction of a tunnel comes from. It has no memory for bytes until there are some.
+type source struct {
+	from   *socket
+	pieces *sync.Pool // of *piece
+
+	piece *piece // in which the bytes are that were read last; nil: not in one
+	n     int
+	err   error
+
+	ready func(fd uintptr) bool // readReady; nil if the kernel can't say when there is something to read
+	sip   []byte                // what is read into then,
+	more  bool                  // unless there was so much last time that there is likely more
+}
+
+func newSource(from *socket, pieces *sync.Pool) *source {
+	s := &source{from: from, pieces: pieces}
+	if _, ok := from.Conn.(syscall.Conn); ok {
+		s.ready = s.readReady
+	} else {
+		s.sip = make([]byte, sipSize)
+	}
+	return s
+}
+
+// read waits for bytes, and returns them. They are valid until giveUp. The error is io.EOF at the end.
+func (s *source) read() ([]byte, error) {
+	if s.ready != nil {
+		if err := s.from.raw.Read(s.ready); err != nil {
+			return nil, err
+		}
+		return s.piece[:s.n], s.err
+	}
+	into := s.sip
+	if s.more {
+		s.take()
+		into = s.piece[:]
+	}
+	n, err := s.from.Read(into)
+	s.more = n >= len(s.sip)
+	return into[:n], err
+}
+
+// readReady reads without waiting. It returns false if there is nothing.
+func (s *source) readReady(fd uintptr) bool {
+	s.take()
+	var done bool
+	if s.n, s.err, done = readNow(fd, s.piece[:]); !done {
+		s.giveUp()
+	}
+	return done
+}
+
+func (s *source) take() {
+	if p, ok := s.pieces.Get().(*piece); ok {
+		s.piece = p
+	} else {
+		s.piece = new(piece)
+	}
+}
+
+// giveUp gives up the memory for the bytes that were read.
+func (s *source) giveUp() {
+	if s.piece != nil {
+		s.pieces.Put(s.piece)
+		s.piece = nil
+	}
+}
 
 // upgrade passes on the change of protocols, and then bytes.
 func (x *exchange) upgrade(fields []Field) Ending {
@@ -30,167 +236,8 @@ func (x *exchange) upgrade(fields []Field) Ending {
 	return x.tunnel()
 }
 
-// tunnel passes bytes both ways until both ends are done.
-func (x *exchange) tunnel() Ending {
-	s := x.session
-	x.tunneled = true
-	s.place.waits(nothing, time.Now())
-	x.up.SetDeadline(time.Time{})
-	s.conn.SetDeadline(time.Time{})
-	var wg sync.WaitGroup
-	var upErr, downErr error
-	wg.Go(func() {
-		upErr = pour(x.up.socket, s.conn, s.in.bytes())
-	})
-	downErr = pour(s.conn, x.up.socket, s.up.bytes())
-	wg.Wait()
-	s.in.use(len(s.in.bytes()))
-	switch {
-	case s.isGone():
-		return Ending{Reason: fault.Canceled}
-	case upErr != nil || downErr != nil:
-		return Ending{Reason: fault.Reset}
-	}
-	return Ending{}
-}
-
-// pour copies all that comes from one connection to another, and then tells the other that there is no more. If that
-// fails, both are of no use any more.
-func pour(to, from *socket, early []byte) error {
-	_, err := to.Write(early)
-	if err == nil {
-		err = copyRest(to, from)
-	}
-	if err == nil && to.closeWrite() == nil {
-		return nil
-	}
-	to.Close()
-	from.Close()
-	return err
-}
-
-func copyRest(to, from *socket) error {
-	if to.plain != nil && from.plain != nil {
-		_, err := to.plain.ReadFrom(from.plain)
-		return err
-	}
-	_, err := io.CopyBuffer(struct{ io.Writer }{to.Conn}, struct{ io.Reader }{from.Conn}, make([]byte, 2*bufferSize))
-	return err
-}
-
-// connected is the answer of a replica that takes a connection.
-type connected struct{}
-
-func (connected) Status() int                               { return http.StatusOK }
-func (connected) Field(dst []byte, _ string) ([]byte, bool) { return dst, false }
-
-// connect makes a tunnel for CONNECT.
-func (s *session) connect(call Call, hop *Hop) (e Ending, keep bool, failed *fault.Error) {
-	up, fields, failed := s.reach(call, hop, s.callerOf(&s.head))
-	if failed != nil {
-		return e, false, failed
-	}
-	defer s.up.reset()
-	defer up.drop()
-	x := exchange{session: s, call: call, hop: hop, up: up}
-	s.out = append(s.out[:0], "HTTP/1.1 200 OK\r\n"...)
-	s.out = append(appendFields(s.out, fields), "\r\n"...)
-	if x.flush() != nil {
-		return Ending{Reason: fault.Canceled}, false, nil
-	}
-	return x.tunnel(), false, nil
-}
-
-// callerOf returns where a call for a tunnel comes from: another agent says so.
-func (s *session) callerOf(h Head) netip.AddrPort {
-	if s.entry.Agents {
-		var scratch [64]byte
-		text, _ := h.Field(scratch[:0], FieldSource)
-		from, _ := netip.ParseAddrPort(string(text))
-		return from
-	}
-	return s.source
-}
-
-// reach opens a connection for bytes to where the call goes, at first or in the end by way of an agent.
-func (s *session) reach(call Call, hop *Hop, from netip.AddrPort) (up *upstreamConn, fields []Field, failed *fault.Error) {
-	if hop.To.target.Agent {
-		return s.reachByAgent(call, hop, from)
-	}
-	up, failed = s.dial(hop, TCP)
-	if failed != nil {
-		return nil, nil, failed
-	}
-	if hop.To.target.ProxyHeader {
-		if _, err := up.Write(sniff.AppendProxyHeader(nil, from, addrPort(up.RemoteAddr()))); err != nil {
-			up.drop()
-			return nil, nil, fault.New(fault.ConnectFailed, "no connection to %s: %v", hop.To.target.Name, err)
-		}
-	}
-	fields, failed = call.Answered(connected{}, time.Now())
-	return up, fields, failed
-}
-
-// reachByAgent asks the agent of the replica to connect.
-func (s *session) reachByAgent(call Call, hop *Hop, from netip.AddrPort) (*upstreamConn, []Field, *fault.Error) {
-	if up := hop.To.idleConn(); up != nil {
-		fields, failed := s.ask(call, hop, up, from)
-		if failed == nil {
-			return up, fields, nil
-		}
-		up.drop()
-		if failed.Reason != stale {
-			return nil, nil, failed
-		}
-	}
-	up, failed := s.dial(hop, HTTP1)
-	if failed != nil {
-		return nil, nil, failed
-	}
-	fields, failed := s.ask(call, hop, up, from)
-	if failed != nil {
-		up.drop()
-		if failed.Reason == stale {
-			failed.Reason = fault.ConnectFailed // nothing was sent to the replica
-		}
-		return nil, nil, failed
-	}
-	return up, fields, nil
-}
-
-// ask asks an agent, by CONNECT, for a connection to the replica.
-func (s *session) ask(call Call, hop *Hop, up *upstreamConn, from netip.AddrPort) ([]Field, *fault.Error) {
-	if !s.waitsOn(up) {
-		return nil, fault.New(fault.Canceled, "the caller went away")
-	}
-	defer s.waitsOn(nil)
-	out := append(s.out[:0], "CONNECT replica.mesh:0 HTTP/1.1\r\nHost: replica.mesh:0\r\n"...)
-	if from.IsValid() {
-		out = h1.AppendField(out, FieldSource, from.AppendTo(nil))
-	}
-	s.out = append(appendFields(out, hop.Fields), "\r\n"...)
-	if _, err := up.Write(s.out); err != nil {
-		return nil, fault.New(stale, "the connection to %s broke: %v", hop.To.target.Name, err)
-	}
-	for {
-		n, err := s.resp.Parse(s.up.bytes(), []byte(http.MethodConnect))
-		if err != nil {
-			return nil, fault.New(fault.MalformedResponse, "%s answers what is not HTTP: %v", hop.To.target.Name, err)
-		}
-		if n > 0 {
-			s.up.use(n)
-			break
-		}
-		if err := s.up.fill(up.socket); err != nil {
-			if s.isGone() {
-				return nil, fault.New(fault.Canceled, "the caller went away")
-			}
-			return nil, fault.New(stale, "the connection to %s broke: %v", hop.To.target.Name, err)
-		}
-	}
-	fields, failed := call.Answered(&s.resp, time.Now())
-	if failed == nil && s.resp.Code/100 != 2 {
-		failed = fault.New(fault.MalformedResponse, "%s answers CONNECT with %d", hop.To.target.Name, s.resp.Code)
-	}
-	return fields, failed
+// reset closes the connection in a way that the other end can't take for an ordinary end.
+func (s *socket) reset() {
+	s.discredit()
+	s.Close()
 }
