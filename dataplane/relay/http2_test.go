@@ -435,7 +435,7 @@ func TestHTTP2Faults(t *testing.T) {
 	notHTTP2 := labTarget(serveRaw(t, func(c net.Conn) { io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n") }))
 	broken := labTarget(serveRaw(t, func(c net.Conn) {
 		c.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0}) // settings
-		io.CopyN(io.Discard, c, 150)                // more than the preface
+		io.CopyN(io.Discard, c, 150)               // more than the preface
 	}))
 	for _, test := range []struct {
 		name    string
