@@ -17,7 +17,7 @@ import (
 )
 
 // origin starts a loop with an origin at an address that tests of other packages do not use.
-func origin(t *testing.T, at string) (*Loop, netip.Addr) {
+func origin(t testing.TB, at string) (*Loop, netip.Addr) {
 	t.Helper()
 	l, err := NewLoop()
 	if err != nil {
@@ -31,7 +31,7 @@ func origin(t *testing.T, at string) (*Loop, netip.Addr) {
 	return l, ip
 }
 
-func open(t *testing.T, l *Loop, k Kind, ip netip.Addr) *Session {
+func open(t testing.TB, l *Loop, k Kind, ip netip.Addr) *Session {
 	t.Helper()
 	s, err := l.Open(k, "bench.mesh", netip.AddrPortFrom(ip, k.Protocol.Port()))
 	if err != nil {
