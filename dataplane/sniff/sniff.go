@@ -63,7 +63,7 @@ func requestLine(b []byte) Protocol {
 			return Opaque
 		}
 	}
-	line, _, complete := bytes.Cut(b, []byte("\n"))
+	line, _, complete := bytes.Cut(b[:min(len(b), maxLine)], []byte("\n"))
 	switch {
 	case !complete && len(b) < maxLine:
 		return More
@@ -78,7 +78,7 @@ func requestLine(b []byte) Protocol {
 }
 
 // maxHello bounds the bytes of a ClientHello.
-const maxHello = 64 << 10
+const maxHello = 16 << 10
 
 var (
 	errMore = errors.New("the ClientHello is not complete")
@@ -92,7 +92,7 @@ func ServerName(b []byte) (name string, p Protocol) {
 		name = hello.ServerName
 		return nil, errSeen
 	}}
-	err := tls.Server(&replay{left: b}, config).Handshake()
+	err := tls.Server(&replay{left: b[:min(len(b), maxHello)]}, config).Handshake()
 	switch {
 	case errors.Is(err, errSeen):
 		return name, TLS

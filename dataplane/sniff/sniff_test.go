@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"crypto/tls"
 	"encoding/hex"
+	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
+	"time"
 )
 
 func TestDetect(t *testing.T) {
@@ -76,35 +79,158 @@ func TestProxyHeader(t *testing.T) {
 		{"10.0.0.1:4660", "10.0.0.2:80", "0d0a0d0a000d0a515549540a2111000c0a0000010a00000212340050"},
 		{"[::ffff:10.0.0.1]:4660", "10.0.0.2:80", "0d0a0d0a000d0a515549540a2111000c0a0000010a00000212340050"},
 		{"[::1]:1", "[::2]:2", "0d0a0d0a000d0a515549540a21210024" + "00000000000000000000000000000001" + "00000000000000000000000000000002" + "00010002"},
+		{"[::1]:1", "10.0.0.2:2", "0d0a0d0a000d0a515549540a21210024" + "00000000000000000000000000000001" + "00000000000000000000ffff0a000002" + "00010002"},
+		{"10.0.0.1:4660", "", "0d0a0d0a000d0a515549540a2111000c0a0000010000000012340000"},
+		{"[::1]:1", "", "0d0a0d0a000d0a515549540a21210024" + "00000000000000000000000000000001" + "00000000000000000000000000000000" + "00010000"},
+		{"", "10.0.0.2:80", "0d0a0d0a000d0a515549540a20000000"},
 	} {
-		if got := AppendProxyHeader(nil, netip.MustParseAddrPort(tt.from), netip.MustParseAddrPort(tt.to)); hex.EncodeToString(got) != tt.want {
-			t.Errorf("%s to %s: got %x", tt.from, tt.to, got)
+		from, _ := netip.ParseAddrPort(tt.from)
+		to, _ := netip.ParseAddrPort(tt.to)
+		b := AppendProxyHeader([]byte("x"), from, to)[1:]
+		if hex.EncodeToString(b) != tt.want {
+			t.Errorf("%s to %s: got %x", tt.from, tt.to, b)
+		}
+		for n := range b {
+			if _, _, got, err := ParseProxyHeader(b[:n]); got != 0 || err != nil {
+				t.Errorf("%s to %s: of %d bytes: %d, %v", tt.from, tt.to, n, got, err)
+			}
+		}
+		gotFrom, _, n, err := ParseProxyHeader(append(b, "rest"...))
+		if n != len(b) || err != nil || from.IsValid() != gotFrom.IsValid() || from.Addr().Unmap() != gotFrom.Addr() || from.Port() != gotFrom.Port() {
+			t.Errorf("%s to %s: read as %s, %d bytes, %v", tt.from, tt.to, gotFrom, n, err)
 		}
 	}
-	if got := AppendProxyHeader(nil, netip.AddrPort{}, netip.AddrPort{}); !bytes.HasSuffix(got, []byte{0x20, 0, 0, 0}) {
-		t.Errorf("got %x", got)
+}
+
+func TestParseProxyHeaderRefuses(t *testing.T) {
+	for _, b := range []string{
+		"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n", "\r\n\r\n\x01", "GET / HTTP/1.1\r\n",
+		proxySignature + "\x11\x11\x00\x0c", // version 1
+		proxySignature + "\x22\x11\x00\x0c", // a command of the future
+		proxySignature + "\x21\x12\x00\x0c", // UDP
+		proxySignature + "\x21\x11\x00\x0b", // too short
+		proxySignature + "\x21\x21\x00\x0c", // for IPv6
+		proxySignature + "\x21\x11\x00\x0d", // with more than addresses
+		proxySignature + "\x20\x00\x00\x01",
+		proxySignature + "\x20\x11\x00\x00",
+	} {
+		if _, _, n, err := ParseProxyHeader([]byte(b)); n != 0 || err == nil {
+			t.Errorf("%q: taken as %d bytes", b, n)
+		}
+	}
+}
+
+func TestLongBeginnings(t *testing.T) {
+	line := "GET /" + strings.Repeat("a", maxLine) + " HTTP/1.1\r\n"
+	if got := Detect([]byte(line)); got != Opaque {
+		t.Errorf("a line of %d bytes: got %d", len(line), got)
+	}
+	record := func(n int) []byte { return append([]byte{0x16, 3, 1, byte(n >> 8), byte(n)}, make([]byte, n)...) }
+	long := record(maxHello - 5)
+	copy(long[5:], "\x01\x00\xff\x00") // a ClientHello of 65,280 bytes
+	if _, p := ServerName(long[:maxHello-1]); p != More {
+		t.Errorf("most of a long ClientHello: got %d", p)
+	}
+	if _, p := ServerName(append(long, record(1000)...)); p != Opaque {
+		t.Errorf("a ClientHello that is too long: got %d", p)
 	}
 }
 
 func FuzzDetect(f *testing.F) {
-	f.Add([]byte("GET / HTTP/1.1\r\n"))
-	f.Add([]byte(preface))
-	f.Add([]byte("\x16\x03\x01\x02\x00\x01"))
+	for _, b := range []string{
+		"GET / HTTP/1.1\r\n", preface, "PRI * HTTP/2.0\r\n\r\nSX", "\x16\x03\x01\x02\x00\x01", "\x16\x03\x01", "*1\r\n$4\r\nPING\r\n",
+		"EHLO me\r\n", "POST /a?b HTTP/1.0\nHost: a\r\n", "SSH-2.0-x\r\n", "\x00\x00\x00\x08\x04\xd2\x16\x2f", "",
+	} {
+		f.Add([]byte(b))
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		// What a part of it tells holds for all of it.
-		for n := range b {
-			if p := Detect(b[:n]); p != More && p != Detect(b) {
-				t.Fatalf("%q: %d bytes say %d, all say %d", b, n, p, Detect(b))
+		all := Detect(b)
+		if line, _, _ := bytes.Cut(b, []byte("\n")); all == HTTP1 && !bytes.Contains(line, []byte(" HTTP/1.")) {
+			t.Fatalf("%q is no request", line)
+		}
+		for n := range b { // what a part of it tells holds for all of it
+			if p := Detect(b[:n]); p != More && p != all {
+				t.Fatalf("%q: %d bytes say %d, all say %d", b, n, p, all)
 			}
 		}
 	})
 }
 
+// FuzzServerName compares with a server of TLS that reads the same, a few bytes at a time.
 func FuzzServerName(f *testing.F) {
-	f.Add(hello(f, "web.mesh"))
+	for _, name := range []string{"", "web.mesh", strings.Repeat("long.", 40) + "mesh"} {
+		b := hello(f, name, "h2")
+		f.Add(b, uint8(1))
+		f.Add(b[:len(b)/2], uint8(7))
+		f.Add(append([]byte{0x16, 3, 1, 0, 2, b[5], b[6], 0x16, 3, 3, byte((len(b) - 7) >> 8), byte(len(b) - 7)}, b[7:]...), uint8(100))
+	}
+	f.Fuzz(func(t *testing.T, b []byte, step uint8) {
+		name, p := ServerName(b)
+		if p != TLS && name != "" {
+			t.Fatalf("a name, %q, of no ClientHello", name)
+		}
+		seen, want := "", false
+		server := tls.Server(&dribble{b, int(step) + 1}, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+			seen, want = h.ServerName, true
+			return nil, io.EOF
+		}})
+		server.Handshake()
+		if len(b) <= maxHello && (want != (p == TLS) || seen != name) {
+			t.Fatalf("got %d, %q; a server sees %v, %q", p, name, want, seen)
+		}
+		for n := 0; n < len(b); n += max(int(step)+1, len(b)/50) { // as it is asked while more comes
+			if part, q := ServerName(b[:n]); q != More && (q != p || part != name) {
+				t.Fatalf("%d bytes say %d, %q; all say %d, %q", n, q, part, p, name)
+			}
+		}
+	})
+}
+
+// dribble is a connection of which a few bytes come at a time.
+type dribble struct {
+	left []byte
+	most int
+}
+
+func (d *dribble) Read(p []byte) (int, error) {
+	if len(d.left) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(p[:min(len(p), d.most)], d.left)
+	d.left = d.left[n:]
+	return n, nil
+}
+func (d *dribble) Write(p []byte) (int, error)      { return len(p), nil }
+func (d *dribble) Close() error                     { return nil }
+func (d *dribble) LocalAddr() net.Addr              { return nil }
+func (d *dribble) RemoteAddr() net.Addr             { return nil }
+func (d *dribble) SetDeadline(time.Time) error      { return nil }
+func (d *dribble) SetReadDeadline(time.Time) error  { return nil }
+func (d *dribble) SetWriteDeadline(time.Time) error { return nil }
+
+// FuzzProxyHeader reads anything, and what it takes is what is written for the same addresses.
+func FuzzProxyHeader(f *testing.F) {
+	for _, a := range [][2]string{{"10.0.0.1:1", "10.0.0.2:2"}, {"[2001:db8::1]:1", "[2001:db8::2]:65535"}, {"", ""}, {"10.0.0.1:1", ""}} {
+		from, _ := netip.ParseAddrPort(a[0])
+		to, _ := netip.ParseAddrPort(a[1])
+		f.Add(append(AppendProxyHeader(nil, from, to), "rest"...))
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if name, p := ServerName(b); p != TLS && name != "" {
-			t.Fatalf("%q: a name, %q, of no ClientHello", b, name)
+		from, to, n, err := ParseProxyHeader(b)
+		if err != nil || n == 0 {
+			return
+		}
+		again := AppendProxyHeader(nil, from, to)
+		if b[13] == proxyTCP6 && from.Addr().Is4() && to.Addr().Is4() {
+			return // which is written shorter
+		}
+		if !bytes.Equal(again, b[:n]) {
+			t.Fatalf("%x says %s to %s, which is written %x", b[:n], from, to, again)
+		}
+		for i := range n {
+			if _, _, m, err := ParseProxyHeader(b[:i]); m != 0 || err != nil {
+				t.Fatalf("%d bytes of %x: %d, %v", i, b[:n], m, err)
+			}
 		}
 	})
 }
