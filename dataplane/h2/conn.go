@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -193,10 +194,13 @@ func (c *Conn) resetAll() {
 		c.removeLocked(s)
 	}
 	c.mu.Unlock()
+	slices.SortFunc(left, older)
 	for _, s := range left {
 		c.handler.Reset(s, http2.ErrCodeConnect, Broken)
 	}
 }
+
+func older(a, b *Stream) int { return cmp.Compare(a.id, b.id) }
 
 func (c *Conn) removeLocked(s *Stream) {
 	if s.gone {

@@ -20,7 +20,7 @@ type fieldList struct {
 
 func (l *fieldList) init() {
 	l.decoder = hpack.NewDecoder(tableSize, l.add)
-	l.decoder.SetMaxStringLength(MaxHeaderBytes)
+	l.decoder.SetMaxStringLength(2 * MaxHeaderBytes) // one that is too long is no error of coding
 }
 
 func (l *fieldList) reset() {

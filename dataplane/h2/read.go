@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
@@ -501,6 +502,7 @@ func (c *Conn) goAway(f *http2.GoAwayFrame) error {
 		c.closeSoonLocked()
 	}
 	c.mu.Unlock()
+	slices.SortFunc(unseen, older)
 	for _, s := range unseen {
 		c.handler.Reset(s, http2.ErrCodeRefusedStream, Unseen)
 	}
