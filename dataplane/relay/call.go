@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
@@ -191,16 +192,20 @@ func (s *session) exchange(call Call, hop *Hop, up *upstreamConn) (e Ending, kee
 		up.SetDeadline(hop.Deadline)
 		s.conn.SetWriteDeadline(hop.Deadline.Add(lateWrite))
 	}
-	s.x = exchange{session: s, call: call, hop: hop, up: up}
 	x := &s.x
+	x.begin(s, call, hop, up)
 	if failed = x.send(); failed == nil {
 		e, failed = x.receive()
 	}
-	uploaded := x.endUpload()
-	x.putBy(uploaded && x.whole && s.resp.KeepAlive && s.up.r == s.up.w && !x.tunneled)
+	x.stopUpload()
+	x.putBy(x.delivered && x.whole && s.resp.KeepAlive && s.up.r == s.up.w && !x.tunneled)
 	s.lingers = x.whole && !x.tunneled && failed == nil
-	keep = s.lingers && x.keep && uploaded
+	keep = s.lingers && x.keep && s.body.done
 	return e, keep, failed
+}
+
+func (x *exchange) begin(s *session, call Call, hop *Hop, up *upstreamConn) {
+	*x = exchange{session: s, call: call, hop: hop, up: up}
 }
 
 // putBy keeps the connection for another call, if it is fit for one.
@@ -231,8 +236,10 @@ type exchange struct {
 	heard     bool // something came in answer
 	unsent    bool // not one byte of the request was
 	uploading bool
-	uploaded  chan struct{}
-	callers   *fault.Error // what is wrong with the caller's body; read after uploaded
+	uploaded  chan struct{} // closed when that is over
+	taken     atomic.Bool   // the whole body was read
+	delivered bool          // and written; read after uploaded, as is what follows
+	callers   *fault.Error  // what is wrong with the caller's body
 
 	whole    bool // the answer was passed on to its end
 	keep     bool // the caller's connection is good for another call
@@ -259,6 +266,7 @@ func (x *exchange) send() *fault.Error {
 	if err != nil {
 		return x.broken(err, x.unsent)
 	}
+	x.delivered = s.body.done
 	if !s.body.done {
 		x.uploading, x.uploaded = true, make(chan struct{})
 		s.server.wg.Go(func() {
@@ -394,7 +402,7 @@ func (x *exchange) checkSwitch() *fault.Error {
 	switch {
 	case s.resp.Code != http.StatusSwitchingProtocols:
 		return nil
-	case x.uploading && !x.isUploaded():
+	case x.uploading && !x.taken.Load():
 		return fault.New(fault.MalformedResponse, "the replica switched protocols before it had the whole request")
 	}
 	if s.resp.Upgrade == nil || !strings.EqualFold(string(s.resp.Upgrade), string(s.head.Upgrade)) {

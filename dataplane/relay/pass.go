@@ -115,7 +115,8 @@ func appendNode(dst []byte, a netip.Addr) []byte {
 func (x *exchange) upload() {
 	s := x.session
 	for !s.body.done {
-		if s.in.r == s.in.w && x.spliceUp() {
+		if s.in.r == s.in.w && x.canSpliceUp() {
+			x.spliceUp()
 			return
 		}
 		if err := s.in.fill(s.conn); err != nil {
@@ -129,6 +130,7 @@ func (x *exchange) upload() {
 		}
 		if s.body.done {
 			out = s.body.appendEnd(out)
+			x.taken.Store(true)
 		}
 		s.up1 = out
 		if len(out) == 0 {
@@ -138,25 +140,32 @@ func (x *exchange) upload() {
 			return // the answer tells, or that there is none
 		}
 	}
+	x.delivered = true
 }
 
 // worthSplicing is the length from which a body goes from socket to socket inside the kernel.
 const worthSplicing = 128 << 10
 
-// spliceUp lets the kernel move the rest of the body. It returns false if that is not possible.
-func (x *exchange) spliceUp() bool {
+// canSpliceUp reports whether the kernel can move the rest of the body. What it moves is not kept to be sent again: so the
+// beginning does not go that way, with which most failures come.
+func (x *exchange) canSpliceUp() bool {
+	b := &x.body
+	return b.framing == h1.Length && b.left >= worthSplicing && x.conn.plain != nil && x.up.plain != nil && len(b.kept) >= keptLimit/2
+}
+
+func (x *exchange) spliceUp() {
 	s := x.session
-	if s.body.framing != h1.Length || s.body.left < worthSplicing || s.conn.plain == nil || x.up.plain == nil || len(s.body.kept) < keptLimit/2 {
-		return false
-	}
 	s.body.spilt = true
 	n, err := x.up.plain.ReadFrom(&io.LimitedReader{R: s.conn.plain, N: s.body.left})
 	s.body.left -= n
 	s.body.done = s.body.left == 0
-	if err == nil && !s.body.done {
+	x.taken.Store(s.body.done)
+	x.delivered = s.body.done
+	switch {
+	case s.body.done || errors.Is(err, os.ErrDeadlineExceeded):
+	case err == nil || s.conn.hungUp():
 		x.callerFails(io.ErrUnexpectedEOF)
 	}
-	return true
 }
 
 // callerFails notes that the rest of the body will never come, and ends the wait for the answer.
@@ -183,12 +192,6 @@ func (x *exchange) stopUpload() {
 	}
 }
 
-// endUpload ends the upload, and reports whether the body was sent to its end.
-func (x *exchange) endUpload() bool {
-	x.stopUpload()
-	return x.body.done
-}
-
 // pass passes the answer on to the caller.
 func (x *exchange) pass(fields []Field) Ending {
 	s := x.session
@@ -199,7 +202,7 @@ func (x *exchange) pass(fields []Field) Ending {
 			framing = h1.UntilClose
 		}
 	}
-	x.keep = s.head.KeepAlive && framing != h1.UntilClose && !s.ending.Load() && (!x.uploading || x.isUploaded())
+	x.keep = s.head.KeepAlive && framing != h1.UntilClose && !s.ending.Load() && (!x.uploading || x.taken.Load())
 	out := s.resp.Append(s.out[:0], framing)
 	out = appendFields(out, fields)
 	switch {
@@ -210,15 +213,6 @@ func (x *exchange) pass(fields []Field) Ending {
 	}
 	s.out = append(out, "\r\n"...)
 	return x.passBody(framing)
-}
-
-func (x *exchange) isUploaded() bool {
-	select {
-	case <-x.uploaded:
-		return x.body.done
-	default:
-		return false
-	}
 }
 
 // passBody passes on the body, after what s.out holds.
