@@ -16,9 +16,9 @@ import (
 
 // How long things are measured.
 const (
-	warmUp        = 200 * time.Millisecond // connections stay open between rounds
-	measured      = 800 * time.Millisecond
-	paced         = 800 * time.Millisecond
+	warmUp        = 150 * time.Millisecond // connections stay open between rounds
+	measured      = 750 * time.Millisecond
+	paced         = 700 * time.Millisecond
 	pacedRounds   = 3 // at most
 	readyWithin   = 20 * time.Second
 	idleCallers   = 10_000

@@ -55,7 +55,7 @@ func startHeadroom(at place) (*running, error) {
 }
 
 func (m *mesh) start() error {
-	m.authority = benchService + ".mesh"
+	m.authority, m.profiles = benchService+".mesh", map[string]string{}
 	if err := m.agent(m.registry, false, "--etcd-embedded", m.folder(m.registry, "etcd")); err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (m *mesh) agent(n node, counted bool, args ...string) error {
 	}
 	if counted {
 		m.counted = append(m.counted, p)
-		m.profiles = append(m.profiles, n.port(adminHTTPPort).String())
+		m.profiles[n.name] = n.port(adminHTTPPort).String()
 	} else {
 		m.others = append(m.others, p)
 	}

@@ -118,8 +118,8 @@ type running struct {
 	counted   []*process // their CPU and memory are the proxy's
 	others    []*process // what it needs beside
 	entry     netip.AddrPort
-	authority string   // what callers ask for
-	profiles  []string // addresses where profiles are to be had
+	authority string            // what callers ask for
+	profiles  map[string]string // where profiles are to be had, HOST:PORT by the name of the process
 }
 
 func (r *running) stop() {

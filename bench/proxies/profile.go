@@ -21,8 +21,8 @@ func (b *bench) profile(ctx context.Context, c cell, players []*player) {
 			continue
 		}
 		var fetching sync.WaitGroup
-		for i, at := range p.running.profiles {
-			file := filepath.Join(b.profiles, fmt.Sprintf("%s-%d.pprof", c.name(), i))
+		for name, at := range p.running.profiles {
+			file := filepath.Join(b.profiles, c.name()+"-"+name+".pprof")
 			fetching.Go(func() {
 				if err := saveProfile(ctx, at, file); err != nil {
 					b.say("profile: %v", err)
