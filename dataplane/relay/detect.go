@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 	"os"
@@ -89,10 +90,10 @@ func (s *session) detect() Protocol {
 
 func (s *session) isOver() bool { return s.place.word.Load()%states == over }
 
-// opaque is what bytes are that say nothing: only one who knows where they go can take them. HTTP/1 refuses them.
+// opaque is what bytes are that say nothing: only one who knows where they go can take them. HTTP refuses them.
 func (s *session) opaque() Protocol {
 	if s.entry.Service != nil {
-		return TCP
+		return cmp.Or(s.entry.Service().Protocol, TCP)
 	}
 	s.engine.metrics.unknown.Inc()
 	s.engine.cfg.Log.Debug("a connection says nothing of the service that it is for", "peer", s.source)
