@@ -46,6 +46,7 @@ func suites(names ...string) []suite {
 		{"curl", testCurl},
 		{"curl by proxy", testCurlByProxy},
 		{"go", testGo},
+		{"converted", testConverted},
 		{"websocket", testWebSocket},
 		{"tcp", testTCP},
 		{"tls", testTLS},
@@ -67,7 +68,7 @@ func TestTwoAgents(t *testing.T) {
 func TestOneAgent(t *testing.T) {
 	m := newMesh(t, false)
 	at, agents := m.target(t, "b")
-	conform(t, at, suites("curl", "curl by proxy", "go", "tcp", "tls", "grpc"), agents...)
+	conform(t, at, suites("curl", "curl by proxy", "go", "converted", "tcp", "tls", "grpc"), agents...)
 }
 
 // TestPlain has two agents that connect in the clear: bytes are moved in another way then.
@@ -146,7 +147,11 @@ func (m *mesh) start(s service) {
 	m.t.Helper()
 	b := m.Node("b")
 	var file strings.Builder
-	file.WriteString(fmt.Sprintf("apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: %s}\nspec:\n  endpoints:\n", s.name))
+	fmt.Fprintf(&file, "apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: %s}\nspec:\n", s.name)
+	if s.protocol != "" {
+		fmt.Fprintf(&file, "  protocol: %s\n", s.protocol)
+	}
+	file.WriteString("  endpoints:\n")
 	for range 2 {
 		l, err := b.Listen("127.0.0.1:0")
 		if err != nil {
@@ -155,7 +160,7 @@ func (m *mesh) start(s service) {
 		s.serve(m.t, l)
 		at := l.Addr().(*net.TCPAddr).AddrPort()
 		m.replicas[s.name] = append(m.replicas[s.name], at)
-		file.WriteString(fmt.Sprintf("  - address: %q\n", at))
+		fmt.Fprintf(&file, "  - address: %q\n", at)
 	}
 	m.WriteService(b, s.name+".yaml", file.String())
 }

@@ -29,18 +29,8 @@ type gopher struct {
 }
 
 func testGo(t *testing.T, at target) {
-	versions := map[string]func(*http.Protocols){
-		"h1": func(p *http.Protocols) { p.SetHTTP1(true) },
-		"h2": func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) },
-	}
-	for name, set := range versions {
-		t.Run(name, func(t *testing.T) {
-			transport := at.transport(t)
-			transport.Protocols = new(http.Protocols)
-			set(transport.Protocols)
-			gopher{t, at.url(serviceWeb, ""), &http.Client{Transport: transport}}.run()
-		})
-	}
+	gopherOf(t, at, serviceWeb, "h1", http1)
+	gopherOf(t, at, serviceWeb, "h2", http2)
 	t.Run("proxy", func(t *testing.T) {
 		if at.proxy == "" {
 			t.Skip("no agent, no proxy")
@@ -48,6 +38,24 @@ func testGo(t *testing.T, at target) {
 		transport := at.transport(t)
 		transport.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: at.proxy})
 		gopher{t, "http://" + serviceWeb + ".mesh", &http.Client{Transport: transport}}.run()
+	})
+}
+
+// testConverted has callers speak another version of HTTP than replicas.
+func testConverted(t *testing.T, at target) {
+	t.Skip("agents do not convert yet")
+	if at.proxy == "" {
+		t.Skip("no agent, no conversion")
+	}
+	gopherOf(t, at, serviceHTTP2, "h1 to h2", http1)
+	gopherOf(t, at, serviceHTTP1, "h2 to h1", http2)
+}
+
+func gopherOf(t *testing.T, at target, service, name string, v versions) {
+	t.Run(name, func(t *testing.T) {
+		transport := at.transport(t)
+		transport.Protocols = v.protocols()
+		gopher{t, at.url(service, ""), &http.Client{Transport: transport}}.run()
 	})
 }
 

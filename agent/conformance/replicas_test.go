@@ -28,6 +28,8 @@ import (
 // Services of the mesh.
 const (
 	serviceWeb     = "web"     // HTTP/1 and HTTP/2, see webHandler
+	serviceHTTP1   = "http1"   // the same by HTTP/1 only, which is declared
+	serviceHTTP2   = "http2"   // the same by HTTP/2 only, which is declared
 	serviceGRPC    = "grpc"    // the server of gRPC's interop tests
 	serviceEcho    = "echo"    // TCP: bytes come back
 	serviceGreeter = "greeter" // TCP: the server speaks first, as that of SMTP does
@@ -37,18 +39,21 @@ const (
 
 // service is what the replicas of one name do with what comes to them.
 type service struct {
-	name  string
-	serve func(*testing.T, net.Listener) // until the test ends
+	name     string
+	protocol string                         // as declared; empty if it is not
+	serve    func(*testing.T, net.Listener) // until the test ends
 }
 
 func services() []service {
 	return []service{
-		{serviceWeb, serveWeb},
-		{serviceGRPC, serveGRPC},
-		{serviceEcho, serveTCP(echo)},
-		{serviceGreeter, serveTCP(greet)},
-		{serviceSink, serveTCP(sink)},
-		{serviceSecret, serveSecret},
+		{serviceWeb, "", serveWeb(http1 | http2)},
+		{serviceHTTP1, "http", serveWeb(http1)},
+		{serviceHTTP2, "http2", serveWeb(http2)},
+		{serviceGRPC, "", serveGRPC},
+		{serviceEcho, "", serveTCP(echo)},
+		{serviceGreeter, "", serveTCP(greet)},
+		{serviceSink, "", serveTCP(sink)},
+		{serviceSecret, "", serveSecret},
 	}
 }
 
@@ -116,23 +121,36 @@ func sink(c *net.TCPConn) {
 	c.CloseWrite()
 }
 
-func serveHTTP(t *testing.T, l net.Listener, h http.Handler) {
-	s := &http.Server{Handler: h, Protocols: new(http.Protocols)}
-	s.Protocols.SetHTTP1(true)
-	s.Protocols.SetUnencryptedHTTP2(true)
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-			t.Errorf("serve %s: %v", l.Addr(), err)
-		}
-	})
-	t.Cleanup(func() {
-		s.Close()
-		serving.Wait()
-	})
+// versions of HTTP.
+type versions int
+
+const (
+	http1 versions = 1 << iota
+	http2
+)
+
+func (v versions) protocols() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetHTTP1(v&http1 != 0)
+	p.SetUnencryptedHTTP2(v&http2 != 0)
+	return p
 }
 
-func serveWeb(t *testing.T, l net.Listener) { serveHTTP(t, l, webHandler()) }
+func serveWeb(v versions) func(*testing.T, net.Listener) {
+	return func(t *testing.T, l net.Listener) {
+		s := &http.Server{Handler: webHandler(), Protocols: v.protocols()}
+		var serving sync.WaitGroup
+		serving.Go(func() {
+			if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				t.Errorf("serve %s: %v", l.Addr(), err)
+			}
+		})
+		t.Cleanup(func() {
+			s.Close()
+			serving.Wait()
+		})
+	}
+}
 
 // secretName is whom the certificate of the service secret is for: a name of the mesh, by which its proxy knows where to
 // take a connection.
@@ -144,7 +162,7 @@ func serveSecret(t *testing.T, l net.Listener) {
 		t.Fatal(err)
 	}
 	cfg := &tls.Config{Certificates: []tls.Certificate{certificate}}
-	serveHTTP(t, tls.NewListener(l, cfg), webHandler())
+	serveWeb(http1)(t, tls.NewListener(l, cfg))
 }
 
 func selfSigned(name string) (tls.Certificate, error) {
