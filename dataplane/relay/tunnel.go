@@ -75,7 +75,7 @@ type tunnel struct {
 	// mu guards the fields below.
 
 	over    bool         // it has ended before its time
-	told    bool         // the replica has said all that it had to say, and the caller has it
+	heard   bool         // the replica has said all that it had to say
 	failure fault.Reason // why it ended before its time
 }
 
@@ -85,20 +85,33 @@ type piece [pieceSize]byte
 // both are of no use any more, and are closed so that nobody takes that for an ordinary end.
 func (t *tunnel) pour(to, from *socket, early []byte) {
 	failing := t.carry(to, from, early)
-	if failing == nil && to.closeWrite() != nil {
-		failing = to
+	if failing == nil {
+		t.ended(from)
+		if to.closeWrite() != nil {
+			failing = to
+		}
 	}
+	if failing != nil {
+		t.fail(failing)
+	}
+}
+
+func (t *tunnel) ended(from *socket) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.heard = t.heard || from == t.replica
+}
+
+// fail ends the tunnel before its time, as one of the connections has failed.
+func (t *tunnel) fail(failing *socket) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case failing == nil:
-		t.told = t.told || from == t.replica
-		return
-	case t.over: // because the other direction has
+	case t.over: // this is what comes of it
 		return
 	case failing == t.caller:
 		t.failure = fault.Canceled
-	case !t.told: // a replica that is done may close its connection without hearing the caller out
+	case !t.heard: // a replica that is done may close its connection without hearing the caller out
 		t.failure = fault.Reset
 	}
 	t.over = true
