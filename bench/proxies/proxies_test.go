@@ -154,15 +154,15 @@ func contents(t *testing.T, dir string) string {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no files in %s: %v", dir, err)
 	}
-	all := ""
+	var all strings.Builder
 	for _, f := range files {
 		text, err := os.ReadFile(f)
 		if err != nil {
 			t.Fatal(err)
 		}
-		all += string(text)
+		all.WriteString(string(text))
 	}
-	return all
+	return all.String()
 }
 
 func TestQuartiles(t *testing.T) {
