@@ -28,6 +28,7 @@ type session struct {
 
 	attend    func(fd uintptr) bool // attendNow
 	attentive bool                  // it serves, too
+	first     [1]byte
 	firstErr  error
 	lingers   bool // after the last call
 
@@ -86,6 +87,7 @@ func (s *session) serveHTTP1() {
 		}
 	}
 	if s.lingers {
+		s.release()
 		s.linger()
 	}
 }
@@ -188,7 +190,7 @@ func (s *session) next() bool {
 // serves: then those that it waits for are the first that don't.
 func (s *session) awaitFirst() bool {
 	if s.work != nil && s.in.w > s.in.r {
-		return s.place.waits(head, time.Now())
+		return s.place.waitsSince(head, s.engine.watch.now())
 	}
 	if !s.enterIdle() {
 		return false
@@ -200,10 +202,19 @@ func (s *session) awaitFirst() bool {
 			err = s.firstErr
 		}
 	} else {
-		s.acquire()
-		err = s.in.fill(s.conn)
+		err = s.readFirst()
 	}
-	return err == nil && s.place.waits(head, time.Now())
+	return err == nil && s.place.waitsSince(head, s.engine.watch.now())
+}
+
+// readFirst reads a byte. The rest of what came with it, TLS keeps until it is asked.
+func (s *session) readFirst() error {
+	if _, err := s.conn.Read(s.first[:]); err != nil {
+		return err
+	}
+	s.acquire()
+	s.in.w += copy(s.in.room(), s.first[:])
+	return nil
 }
 
 // enterIdle notes that the connection waits for a call. It returns false if it need not.
@@ -273,6 +284,11 @@ func (s *session) isWhole(n int) bool {
 
 // readHead reads a head, and returns its length.
 func (s *session) readHead() (int, error) {
+	if len(s.in.bytes()) == len(s.first) { // there is more than that, most likely
+		if err := s.in.fill(s.conn); err != nil {
+			return 0, err
+		}
+	}
 	for {
 		n, err := s.head.Parse(s.in.bytes())
 		if n > 0 || err != nil {

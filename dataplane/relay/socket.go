@@ -54,6 +54,9 @@ func (s *socket) closeWrite() error {
 	return errors.ErrUnsupported
 }
 
+// cut closes the connection without a word that TLS may have to say.
+func (s *socket) cut() { below(s.Conn).Close() }
+
 // discredit keeps the other end from taking it for an ordinary end when the connection is closed.
 func (s *socket) discredit() {
 	c := below(s.Conn)

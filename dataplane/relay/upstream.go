@@ -77,7 +77,7 @@ func (u *Upstream) lastUsed() *upstreamConn {
 
 // dial makes a new connection.
 func (u *Upstream) dial(ctx context.Context, p Protocol) (*upstreamConn, error) {
-	raw, err := u.target.Dial(ctx, p)
+	raw, err := u.dialFor(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -111,13 +111,13 @@ func (c *upstreamConn) keep() {
 	}
 }
 
-// drop closes the connection for good.
+// drop closes the connection for good, without the word that TLS has for it: who does not read may not take it.
 func (c *upstreamConn) drop() {
 	u := c.upstream
 	u.mu.Lock()
 	delete(u.open, c)
 	u.mu.Unlock()
-	c.Close()
+	c.cut()
 }
 
 // CloseIdle closes the connections that no call uses.
@@ -152,7 +152,7 @@ func (u *Upstream) Cut() {
 		c.conn.Close()
 	}
 	for c := range all {
-		c.Close()
+		c.cut()
 	}
 }
 
