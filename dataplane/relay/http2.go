@@ -120,15 +120,65 @@ func enterDown(s *h2.Stream) *stream {
 	return x
 }
 
-// enterUp returns the call of a stream to upstream, locked; nil if it is over, or on another stream.
-func enterUp(s *h2.Stream) *stream {
-	x := s.State.(*stream)
+// enterUp locks the call of a stream to upstream. It returns false if it is over, or on another stream.
+func (x *stream) enterUp(s *h2.Stream) bool {
 	x.mu.Lock()
-	if x.up != s || x.over {
+	if x.up != outgoing(s) || x.over {
 		x.mu.Unlock()
-		return nil
+		return false
 	}
-	return x
+	return true
+}
+
+// headers takes in the head of a response.
+func (x *stream) headers(s *h2.Stream, fields []hpack.HeaderField, end bool, reading *h2.Conn) {
+	if x.enterUp(s) {
+		x.answerLocked(fields, end)
+		x.leaveLocked(reading)
+	}
+}
+
+// data takes in a part of its body.
+func (x *stream) data(s *h2.Stream, p []byte, end bool, reading *h2.Conn) {
+	if !x.enterUp(s) {
+		s.Consumed(len(p))
+		return
+	}
+	x.bodyLocked(p, end)
+	x.leaveLocked(reading)
+}
+
+// trailers takes in the fields after it.
+func (x *stream) trailers(s *h2.Stream, fields []hpack.HeaderField, reading *h2.Conn) {
+	if x.enterUp(s) {
+		x.trailersLocked(fields)
+		x.leaveLocked(reading)
+	}
+}
+
+// writable lets the request go on.
+func (x *stream) writable(s *h2.Stream) {
+	if x.enterUp(s) {
+		x.pushUpLocked()
+		x.leaveLocked(nil)
+	}
+}
+
+// reset ends a try.
+func (x *stream) reset(s *h2.Stream, code http2.ErrCode, why h2.Cause, reading *h2.Conn) {
+	if x.enterUp(s) {
+		x.upstreamResetLocked(code, why)
+		x.leaveLocked(reading)
+	}
+}
+
+// responder is who waits for the response on a stream to upstream; reading is the connection that is being read.
+type responder interface {
+	headers(s *h2.Stream, fields []hpack.HeaderField, end bool, reading *h2.Conn)
+	data(s *h2.Stream, p []byte, end bool, reading *h2.Conn)
+	trailers(s *h2.Stream, fields []hpack.HeaderField, reading *h2.Conn)
+	writable(s *h2.Stream)
+	reset(s *h2.Stream, code http2.ErrCode, why h2.Cause, reading *h2.Conn)
 }
 
 // http2Conn is a connection of HTTP/2 to an Upstream.
@@ -144,47 +194,27 @@ type http2Conn struct {
 
 var _ h2.Handler = (*http2Conn)(nil)
 
-// Headers takes in the head of a response.
+// Headers hands over the head of a response.
 func (c *http2Conn) Headers(s *h2.Stream, fields []hpack.HeaderField, end bool) {
-	if x := enterUp(s); x != nil {
-		x.answerLocked(fields, end)
-		x.leaveLocked(c.conn)
-	}
+	s.State.(responder).headers(s, fields, end, c.conn)
 }
 
-// Data takes in a part of its body.
+// Data hands over a part of its body.
 func (c *http2Conn) Data(s *h2.Stream, p []byte, end bool) {
-	x := enterUp(s)
-	if x == nil {
-		s.Consumed(len(p))
-		return
-	}
-	x.bodyLocked(p, end)
-	x.leaveLocked(c.conn)
+	s.State.(responder).data(s, p, end, c.conn)
 }
 
-// Trailers takes in the fields after it.
+// Trailers hands over the fields after it.
 func (c *http2Conn) Trailers(s *h2.Stream, fields []hpack.HeaderField) {
-	if x := enterUp(s); x != nil {
-		x.trailersLocked(fields)
-		x.leaveLocked(c.conn)
-	}
+	s.State.(responder).trailers(s, fields, c.conn)
 }
 
-// Writable lets the request go on.
-func (c *http2Conn) Writable(s *h2.Stream) {
-	if x := enterUp(s); x != nil {
-		x.pushUpLocked()
-		x.leaveLocked(nil)
-	}
-}
+// Writable lets a request go on.
+func (c *http2Conn) Writable(s *h2.Stream) { s.State.(responder).writable(s) }
 
 // Reset ends a try.
 func (c *http2Conn) Reset(s *h2.Stream, code http2.ErrCode, why h2.Cause) {
-	if x := enterUp(s); x != nil {
-		x.upstreamResetLocked(code, why)
-		x.leaveLocked(c.conn)
-	}
+	s.State.(responder).reset(s, code, why, c.conn)
 }
 
 // streamHead is a head of HTTP/2 for a Router.

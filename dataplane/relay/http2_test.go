@@ -159,7 +159,10 @@ func newLab(t testing.TB, entry Entry, targets ...Target) *lab {
 	for _, target := range targets {
 		l.router.hops = append(l.router.hops, l.engine.NewUpstream(target))
 	}
-	entry.Router, entry.Protocol = l.router, HTTP2
+	entry.Router = l.router
+	if entry.Protocol == Unknown {
+		entry.Protocol = HTTP2
+	}
 	listener := listen(t)
 	l.at = listener.Addr().String()
 	running, end := context.WithCancel(context.Background())
@@ -217,6 +220,16 @@ func (l *lab) client() *http.Client {
 		},
 	}
 	tr.Protocols.SetUnencryptedHTTP2(true)
+	l.t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr}
+}
+
+// client1 returns a client that speaks HTTP/1.1.
+func (l *lab) client1() *http.Client {
+	tr := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp", l.at)
+	}}
 	l.t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr}
 }

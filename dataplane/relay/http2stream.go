@@ -24,8 +24,8 @@ type stream struct {
 	call Call
 
 	hop     Hop // of the last try
-	up      *h2.Stream
-	upConn  *h2.Conn // of the last try
+	up      outgoing
+	upConn  *h2.Conn // of the last try, if it is by HTTP/2
 	resent  int
 	seeking bool         // a goroutine looks for a place, and it alone speaks to the Call
 	stopped *fault.Error // why it is to give up
@@ -192,6 +192,10 @@ func (x *stream) seek(ctx context.Context, hop *Hop, failed *fault.Error) *fault
 func (x *stream) sendLocked(hop *Hop) bool {
 	bare := x.upEnd && x.toUp.len() == 0 && len(x.upTrailers) == 0
 	x.requestLocked(hop)
+	if hop.To.target.Speaks == HTTP1 {
+		x.sendHTTP1Locked(hop, bare)
+		return true
+	}
 	up := hop.To.openHTTP2(x, x.fields, x.more, bare)
 	if up == nil {
 		return false

@@ -18,7 +18,7 @@ const (
 )
 
 // openHTTP2 opens a stream on a connection that there is; nil if there is none with room.
-func (u *Upstream) openHTTP2(x *stream, fields []hpack.HeaderField, more []h2.Field, end bool) *h2.Stream {
+func (u *Upstream) openHTTP2(x responder, fields []hpack.HeaderField, more []h2.Field, end bool) *h2.Stream {
 	u.mu.Lock()
 	conns := u.http2 // which is never changed, but replaced
 	u.mu.Unlock()
