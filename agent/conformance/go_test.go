@@ -43,7 +43,6 @@ func testGo(t *testing.T, at target) {
 
 // testConverted has callers speak another version of HTTP than replicas.
 func testConverted(t *testing.T, at target) {
-	t.Skip("agents do not convert yet")
 	if at.proxy == "" {
 		t.Skip("no agent, no conversion")
 	}
