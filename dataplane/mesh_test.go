@@ -49,9 +49,10 @@ type node struct {
 	proxy   string         // host:port
 	agent   netip.AddrPort // where other agents connect to
 	metrics *prometheus.Registry
-	dialed  atomic.Int64 // HTTP connections to other agents
-	silent  atomic.Bool  // answers nothing
-	client  *http.Client // through the proxy
+	dialed  atomic.Int64                    // HTTP connections to other agents
+	silent  atomic.Bool                     // answers nothing
+	ports   map[registry.ServiceName]string // host:port, each of which leads to one service
+	client  *http.Client                    // through the proxy
 	stop    func() error
 }
 
@@ -59,6 +60,7 @@ type meshConfig struct {
 	drain  time.Duration
 	access *slog.Logger
 	zones  map[registry.NodeName]string
+	ports  []registry.ServiceName // that have ports of their own at each agent
 }
 
 func newMesh(t testing.TB, names ...registry.NodeName) *mesh {
@@ -88,7 +90,14 @@ func (m *mesh) start(name registry.NodeName, cfg meshConfig, at string) *node {
 	n.proxy, n.agent = proxy.Addr().String(), netip.MustParseAddrPort(mesh.Addr().String())
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- n.Run(ctx, proxy, mesh) }()
+	n.ports = map[registry.ServiceName]string{}
+	var services []dataplane.Listener
+	for _, service := range cfg.ports {
+		l := listen(t, "127.0.0.1:0")
+		n.ports[service] = l.Addr().String()
+		services = append(services, dataplane.Listener{Service: service, Listener: l})
+	}
+	go func() { done <- n.Run(ctx, proxy, mesh, services...) }()
 	peers := grpc.NewServer()
 	meshv1.RegisterPeerServer(peers, &peerServer{lines: n.Dataplane})
 	go peers.Serve(n.PeerListener())
@@ -168,6 +177,11 @@ type silenceableConn struct {
 // NetConn returns the connection below.
 func (c *silenceableConn) NetConn() net.Conn { return c.Conn }
 
+// CloseWrite ends one direction.
+func (c *silenceableConn) CloseWrite() error {
+	return c.Conn.(interface{ CloseWrite() error }).CloseWrite()
+}
+
 func (c *silenceableConn) Write(p []byte) (int, error) {
 	if c.node.silent.Load() {
 		return len(p), nil
@@ -187,7 +201,11 @@ func (m *mesh) serve(service registry.ServiceName, at registry.NodeName, h http.
 
 // register adds an endpoint.
 func (m *mesh) register(service registry.ServiceName, at registry.NodeName, address string) registry.Endpoint {
-	e := registry.Endpoint{Service: service, Node: at, Address: netip.MustParseAddrPort(address), Agent: m.nodes[at].agent}
+	return m.registerAs(registry.Endpoint{Service: service, Node: at, Address: netip.MustParseAddrPort(address)})
+}
+
+func (m *mesh) registerAs(e registry.Endpoint) registry.Endpoint {
+	e.Agent = m.nodes[e.Node].agent
 	m.endpoints = append(m.endpoints, e)
 	m.publish()
 	return e
