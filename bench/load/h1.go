@@ -114,12 +114,19 @@ func (h *h1Caller) check(head []byte) error {
 		return fmt.Errorf("a response that nobody asked for: %q", head)
 	}
 	if !bytes.HasPrefix(head, []byte("HTTP/1.1 200")) {
-		return fmt.Errorf("the answer: %s", bytes.ReplaceAll(bytes.TrimSpace(head), []byte("\r\n"), []byte(" | ")))
+		return fmt.Errorf("the answer: %s", oneLine(head))
+	}
+	if bytes.Contains(head, []byte("onnection: close\r\n")) {
+		return fmt.Errorf("the answer ends the connection, which was to stay open: %s", oneLine(head))
 	}
 	if h.body != h.want {
 		return fmt.Errorf("a body of %d bytes, want %d", h.body, h.want)
 	}
 	return nil
+}
+
+func oneLine(head []byte) []byte {
+	return bytes.ReplaceAll(bytes.TrimSpace(head), []byte("\r\n"), []byte(", "))
 }
 
 func (h *h1Caller) closed(err error) { h.call.fail(err) }

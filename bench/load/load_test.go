@@ -83,6 +83,7 @@ func TestNotTheOrigin(t *testing.T) {
 		}, "503 Service Unavailable"},
 		{"another size", "h1-128", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("short")) }, "a body of 5 bytes, want 128"},
 		{"chunks", "h1-128", func(w http.ResponseWriter, _ *http.Request) { w.(http.Flusher).Flush() }, "Transfer-Encoding: chunked"},
+		{"no keeping", "h1-128", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Connection", "close") }, "ends the connection"},
 		{"HTTP/1 only", "grpc-unary", func(http.ResponseWriter, *http.Request) {}, "HTTP/1"},
 		{"hanging up", "h1-128", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
 	}

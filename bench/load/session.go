@@ -117,8 +117,14 @@ func (s *Session) begin(c *call) {
 	c.conn.flush()
 }
 
-// repair replaces connections that were closed, and forgets what has failed.
+// repair replaces connections that were closed, or that calls are stuck on, and forgets what has failed.
 func (s *Session) repair() error {
+	s.ended = func(*call, error) {}
+	for _, c := range s.calls {
+		if c.active {
+			c.conn.close()
+		}
+	}
 	s.failures, s.failed = 0, nil
 	s.idle = s.idle[:0]
 	kept := s.calls[:0]

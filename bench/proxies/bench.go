@@ -20,6 +20,7 @@ const (
 	measured      = 750 * time.Millisecond
 	paced         = 700 * time.Millisecond
 	pacedRounds   = 3 // at most
+	maxLapses     = 2 // rounds in which a proxy may fail and yet stay
 	readyWithin   = 20 * time.Second
 	idleCallers   = 10_000
 	replicas      = 4

@@ -32,6 +32,13 @@ func (p *player) fail(err error) {
 	p.leave()
 }
 
+// lapse notes that it has failed once more.
+func (p *player) lapse(err error) int {
+	p.row.failure = err.Error()
+	p.row.lapses++
+	return p.row.lapses
+}
+
 func (p *player) leave() {
 	if p.session != nil {
 		p.session.Close()
@@ -139,11 +146,11 @@ func (b *bench) saturate(ctx context.Context, players []*player) (noise, error) 
 			if err == nil && rate.Calls == 0 {
 				err = fmt.Errorf("no call came to its end in %s", measured)
 			}
-			if err != nil {
+			if err == nil {
+				p.row.add(round, rate)
+			} else if p.lapse(err) > maxLapses {
 				p.fail(err)
-				continue
 			}
-			p.row.add(round, rate)
 		}
 	}
 	return tell(spent(players) - before), nil
@@ -176,11 +183,11 @@ func (b *bench) pace(ctx context.Context, kind load.Kind, players []*player) err
 				continue
 			}
 			l, err := p.session.Pace(kind.Rate, paced, uint64(round))
-			if err != nil {
-				p.fail(fmt.Errorf("at %.0f calls a second: %w", kind.Rate, err))
-				continue
+			if err == nil {
+				took[p] = append(took[p], l)
+			} else if err = fmt.Errorf("at %.0f calls a second: %w", kind.Rate, err); p.lapse(err) > maxLapses {
+				p.fail(err)
 			}
-			took[p] = append(took[p], l)
 		}
 	}
 	without := load.Merge(took[direct]...)

@@ -103,7 +103,7 @@ func (b *bench) meshctl(ctx context.Context, p *player, args ...string) error {
 	return nil
 }
 
-var probesMetric = regexp.MustCompile(`(?m)^headroom_probe_client_[a-z_]*total\{?.*\}? ([0-9.e+]+)$`)
+var probesMetric = regexp.MustCompile(`(?m)^headroom_probe_sent_total(?:\{.*\})? ([0-9.e+]+)$`)
 
 // countProbes asks the callers' agent how many probes it has sent.
 func countProbes(ctx context.Context, p *player) int {

@@ -97,7 +97,7 @@ func (r *row) line(ours *row) string {
 	line := fmt.Sprintf("| %s | %.1f (%.1f to %.1f) | %s | %.0f | %.0f %% | %s | %s | %s |\n", r.proxy, q.Median, q.Q1, q.Q3, compared,
 		quartilesOf(r.rates).Median, 100*quartilesOf(r.busy).Median, r.latency, mebibytes(r.memory), mebibytes(r.memoryIdle))
 	if r.failure != "" {
-		line += fmt.Sprintf("| | failed then: %s | | | | | | |\n", oneLine(r.failure))
+		line += fmt.Sprintf("| | failed in %d rounds, at last: %s | | | | | | |\n", r.lapses, oneLine(r.failure))
 	}
 	return line
 }

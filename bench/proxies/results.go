@@ -14,6 +14,7 @@ import (
 type row struct {
 	cell, proxy string
 	failure     string          // why there is not all of it
+	lapses      int             // rounds in which it has failed
 	cpu         map[int]float64 // µs a call, by round
 	rates       []float64       // calls a second
 	busy        []float64       // share of the core
