@@ -112,6 +112,7 @@ func (e *Engine) reap(now time.Time) {
 }
 
 func (e *Engine) closeIdle() {
+	e.memory.ended.Store(true)
 	for _, u := range e.all() {
 		u.CloseIdle()
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/h2"
@@ -14,7 +15,8 @@ import (
 // memory is what connections of HTTP/2 borrow while they need it.
 type memory struct {
 	buffers h2.Buffers
-	streams sync.Pool // of *stream
+	streams sync.Pool   // of *stream
+	ended   atomic.Bool // nothing more is needed
 }
 
 // serveHTTP2 serves a caller's connection of HTTP/2 to its end; begun is what was read of it already.
@@ -183,8 +185,7 @@ type responder interface {
 
 // http2Conn is a connection of HTTP/2 to an Upstream.
 type http2Conn struct {
-	conn     *h2.Conn
-	upstream *Upstream
+	conn *h2.Conn
 
 	// Owned by checkHTTP2.
 

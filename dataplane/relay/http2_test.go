@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
+	"github.com/headroom-mesh/headroom/policy"
 )
 
 // lab is an engine between a client and a replica, both of HTTP/2.
@@ -33,11 +34,13 @@ type lab struct {
 
 // labRouter sends each call to one Upstream after the other, and counts.
 type labRouter struct {
-	hops   []*Upstream
-	fields []Field
-	limit  time.Duration
-	waits  bool
-	agent  bool // the upstreams are agents, which say why they can't deliver
+	hops      []*Upstream
+	spare     []*Upstream // that are not used now
+	fields    []Field
+	forwarded policy.Forwarded
+	limit     time.Duration
+	waits     bool
+	agent     bool // the upstreams are agents, which say why they can't deliver
 
 	begun, ended, tries atomic.Int64
 
@@ -85,7 +88,7 @@ func (c *labCall) Next(ctx context.Context, failed *fault.Error) (Hop, *fault.Er
 		return Hop{}, fault.New(fault.NoEndpoints, "service \"no\n100%%\" has no replicas")
 	}
 	c.router.tries.Add(1)
-	hop := Hop{To: c.router.hops[c.tries], Fields: c.router.fields}
+	hop := Hop{To: c.router.hops[c.tries], Fields: c.router.fields, Forwarded: c.router.forwarded}
 	c.tries++
 	if c.router.limit > 0 {
 		hop.Deadline = c.now.Add(c.router.limit)

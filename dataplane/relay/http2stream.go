@@ -70,9 +70,12 @@ func (m *memory) stream() *stream {
 // recycleLocked makes the stream ready for another call. It keeps no strings, nor large memory.
 func (x *stream) recycleLocked() {
 	for _, l := range [][]hpack.HeaderField{x.head.fields, x.upTrailers, x.downTrailers, x.fields} {
-		clear(l)
+		clear(l[:cap(l)])
 	}
-	clear(x.more)
+	clear(x.more[:cap(x.more)])
+	if cap(x.kept) > bufferSize {
+		x.kept = nil
+	}
 	x.head = streamHead{fields: x.head.fields[:0]}
 	x.upTrailers, x.downTrailers, x.fields, x.more = x.upTrailers[:0], x.downTrailers[:0], x.fields[:0], x.more[:0]
 	x.callers, x.down, x.call, x.hop, x.up, x.upConn = nil, nil, nil, Hop{}, nil, nil
@@ -147,45 +150,56 @@ func (x *stream) seekLocked(hop *Hop, failed *fault.Error) {
 	x.seeking, x.sought, x.cancel = true, true, cancel
 	x.waiting.Go(func() {
 		defer cancel()
-		no := x.seek(ctx, hop, failed)
-		x.mu.Lock()
-		x.seeking = false
-		if x.stopped != nil {
-			no = x.stopped
-		}
-		if no != nil {
-			x.refuseLocked(no)
-		}
-		x.leaveLocked(nil)
+		x.seek(ctx, hop, failed)
 	})
 }
 
-// seek sends the call where there is a place for it. It returns the fault if there is none.
-func (x *stream) seek(ctx context.Context, hop *Hop, failed *fault.Error) *fault.Error {
+// seek sends the call where there is a place for it, or answers with the fault.
+func (x *stream) seek(ctx context.Context, hop *Hop, failed *fault.Error) {
 	for {
+		var no *fault.Error
 		if hop == nil {
-			next, no := x.call.Next(ctx, failed)
-			if no != nil {
-				return no
-			}
+			var next Hop
+			next, no = x.call.Next(ctx, failed)
 			hop = &next
 		}
-		x.mu.Lock()
-		done := x.stopped != nil || x.sendLocked(hop)
-		spilt := x.spilt
-		x.mu.Unlock()
-		if done {
-			return nil
+		if x.settle(hop, no) {
+			return
 		}
-		err := hop.To.dialHTTP2(ctx)
-		if err == nil {
-			continue
-		}
-		failed = fault.New(fault.ConnectFailed, "no connection to %s: %v", hop.To.target.Name, err)
-		if hop = nil; spilt {
-			return spent(failed)
+		if err := hop.To.dialHTTP2(ctx); err != nil {
+			hop, failed = nil, fault.New(fault.ConnectFailed, "no connection to %s: %v", hop.To.target.Name, err)
+			if x.settle(nil, x.mustFail(failed)) {
+				return
+			}
 		}
 	}
+}
+
+// mustFail returns the fault to answer with if the call can't be sent again.
+func (x *stream) mustFail(failed *fault.Error) *fault.Error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.spilt {
+		return spent(failed)
+	}
+	return nil
+}
+
+// settle ends the search if the call is to end, or can be sent to a hop. From then on the call is everybody's again.
+func (x *stream) settle(hop *Hop, no *fault.Error) bool {
+	x.mu.Lock()
+	if x.stopped != nil {
+		no = x.stopped
+	}
+	if no == nil && (hop == nil || !x.sendLocked(hop)) {
+		x.mu.Unlock()
+		return false
+	}
+	if x.seeking = false; no != nil {
+		x.refuseLocked(no)
+	}
+	x.leaveLocked(nil)
+	return true
 }
 
 // sendLocked sends the head of the request, and what has come of its body. It returns false if there is no connection.

@@ -86,7 +86,7 @@ func (u *Upstream) connectHTTP2(pending *dialing) {
 		return
 	}
 	u.engine.metrics.connected.Inc()
-	c := &http2Conn{upstream: u}
+	c := &http2Conn{}
 	c.conn = h2.NewClient(raw, h2.Config{Handler: c, Buffers: &u.engine.memory.buffers})
 	u.engine.readers.Go(func() {
 		<-c.conn.Ready()
@@ -108,6 +108,9 @@ func (u *Upstream) add(c *http2Conn) {
 	u.http2 = append(u.http2[:len(u.http2):len(u.http2)], c)
 	u.mu.Unlock()
 	u.engine.register(u)
+	if u.engine.memory.ended.Load() {
+		c.conn.Drain() // it comes too late
+	}
 }
 
 func (u *Upstream) lost(c *http2Conn) {
