@@ -181,7 +181,7 @@ type ServicePolicySpec struct {
 	// Which of the replicas each agent uses, whatever the balancer.
 	Scope *ScopeSpec `protobuf:"bytes,14,opt,name=scope,proto3" json:"scope,omitempty"`
 	// Time allowed for a whole request, from its arrival to the last byte of the response, retries included:
-	// 1ms to 24h, or "0s", which means no limit. Default 0s.
+	// 1ms to 24h, or "0s", which means no limit. Default 0s. Of other connections over TCP, it is the time to connect.
 	Timeout string `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// How replicas learn where a request comes from: "none" (what callers say is passed on as it is), "x_forwarded_for"
 	// (X-Forwarded-For, and -Proto and -Host where callers did not say), or "forwarded" (RFC 7239). Default none.
