@@ -41,6 +41,9 @@ func (r *results) write(o options) error {
 func (r *results) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# What proxies cost\nWritten by `make bench`; [how it is measured](README.md). %s; %d rounds; %s.\n\n", r.machine, r.rounds, strings.Join(r.versions, ", "))
+	if busiest := r.busiest(); busiest > quietEnough {
+		fmt.Fprintf(&b, "**Provisional:** other processes took up to %.0f %% of the machine. Ratios suffer little from that, latencies and calls/s much.\n\n", 100*busiest)
+	}
 	b.WriteString("![CPU time of Headroom as a multiple of the others'](results.svg)\n\n## Bars\n")
 	b.WriteString(r.verdictTable())
 	b.WriteString("\n## Cells\n")
@@ -51,6 +54,17 @@ func (r *results) markdown() string {
 		b.WriteString("## Probing\n" + r.probing.describe())
 	}
 	return b.String()
+}
+
+// quietEnough is the share of the machine that others may take without a word about it.
+const quietEnough = 0.05
+
+func (r *results) busiest() float64 {
+	most := 0.0
+	for _, n := range r.noise {
+		most = max(most, n.others+n.steal)
+	}
+	return most
 }
 
 func (r *results) verdictTable() string {
