@@ -89,9 +89,10 @@ func TestDirect(t *testing.T) {
 }
 
 func conform(t *testing.T, at target, suites []suite, agents ...*meshtest.Agent) {
+	settled := settles(t, agents...)
 	for _, s := range suites {
 		t.Run(s.name, func(t *testing.T) {
-			defer settles(t, agents...)()
+			defer settled(t)
 			s.run(t, at)
 		})
 	}

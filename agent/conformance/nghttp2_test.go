@@ -22,11 +22,11 @@ func testNghttp2(t *testing.T, at target) {
 	}
 	for name, args := range map[string][]string{
 		"h2":         {"-n", "10000", "-c", "10", "-m", "20", at.url(serviceWeb, "/")},
-		"h2 bodies":  {"-n", "500", "-c", "5", "-m", "10", "-d", file, at.url(serviceWeb, "/echo")},
-		"h2 windows": {"-n", "200", "-c", "2", "-m", "10", "-w", "16", "-W", "16", at.url(serviceWeb, "/stream/300000")},
+		"h2 bodies":  {"-n", "200", "-c", "5", "-m", "10", "-d", file, at.url(serviceWeb, "/echo")},
+		"h2 windows": {"-n", "100", "-c", "2", "-m", "10", "-w", "16", "-W", "16", at.url(serviceWeb, "/stream/300000")},
 		"h1":         {"--h1", "-n", "10000", "-c", "50", at.url(serviceWeb, "/")},
-		"h1 bodies":  {"--h1", "-n", "500", "-c", "20", "-d", file, at.url(serviceWeb, "/echo")},
-		"pipelined":  {"--h1", "-n", "2000", "-c", "5", "-m", "8", at.url(serviceWeb, "/bytes/1000")},
+		"h1 bodies":  {"--h1", "-n", "200", "-c", "20", "-d", file, at.url(serviceWeb, "/echo")},
+		"pipelined":  {"--h1", "-n", "1000", "-c", "5", "-m", "8", at.url(serviceWeb, "/bytes/1000")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, stderr, code := at.run(t, nil, "h2load", args...)

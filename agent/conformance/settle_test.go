@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -22,7 +23,7 @@ type vitals struct {
 	// serving are goroutines of connections, and connections how many there are.
 	serving, connections int
 	rif                  int // requests in flight, as caller and as the replicas' agent
-	stacks               string
+	details              string
 }
 
 func (v vitals) String() string {
@@ -35,16 +36,18 @@ func (v vitals) settled(before vitals) bool {
 	return v.goroutines <= before.goroutines && v.files <= before.files && v.serving <= 2*v.connections && v.rif == 0
 }
 
-// settles notes what agents hold. It returns what checks that they come back to that.
-func settles(t *testing.T, agents ...*meshtest.Agent) (check func()) {
+// settles notes what agents hold, once that is the same for a while. It returns what checks that they come back to that.
+func settles(t *testing.T, agents ...*meshtest.Agent) (check func(*testing.T)) {
 	t.Helper()
 	before := make([]vitals, len(agents))
-	for range 2 { // the first time, connections may be made for the look itself
-		for i, a := range agents {
+	for i, a := range agents {
+		meshtest.Eventually(t, patience, a.Name+" is quiet", func() bool {
+			last := before[i]
 			before[i] = vitalsOf(t, a)
-		}
+			return before[i].settled(last) && last.settled(before[i])
+		})
 	}
-	return func() {
+	return func(t *testing.T) {
 		t.Helper()
 		for i, a := range agents {
 			wantSettled(t, a, before[i])
@@ -62,9 +65,10 @@ func wantSettled(t *testing.T, a *meshtest.Agent, before vitals) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Errorf("%s does not settle:\nbefore %v\nnow    %v\nbefore\n%s\nnow\n%s", a.Name, before, now, before.stacks, now.stacks)
+			t.Errorf("%s does not settle:\nbefore %v\nnow    %v\nbefore\n%s\nnow\n%s", a.Name, before, now, before.details, now.details)
 			return
 		}
+		a.Page("/debug/pprof/heap?gc=1") // pipes for splice(2) are kept until the second collection of garbage
 	}
 }
 
@@ -82,7 +86,33 @@ func vitalsOf(t *testing.T, a *meshtest.Agent) vitals {
 	v.connections = gauge(t, page, "headroom_relay_callers") + gauge(t, page, "headroom_relay_upstreams")
 	v.files = gauge(t, page, "process_open_fds") - v.connections
 	v.rif = inFlight(t, a)
+	v.details += openFiles(a.PID())
 	return v
+}
+
+// openFiles lists the files of a process, and where its connections lead.
+func openFiles(pid int) string {
+	dir := fmt.Sprintf("/proc/%d/", pid)
+	sockets := map[string]string{} // by inode
+	for _, table := range []string{"net/tcp", "net/tcp6", "net/unix"} {
+		text, _ := os.ReadFile(dir + table) // what there is
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Fields(line)
+			switch {
+			case table == "net/unix" && len(fields) > 7:
+				sockets["socket:["+fields[6]+"]"] = fields[7]
+			case table != "net/unix" && len(fields) > 9:
+				sockets["socket:["+fields[9]+"]"] = fmt.Sprintf("%s to %s, state %s", fields[1], fields[2], fields[3])
+			}
+		}
+	}
+	files, _ := os.ReadDir(dir + "fd")
+	var list strings.Builder
+	for _, f := range files {
+		target, _ := os.Readlink(dir + "fd/" + f.Name())
+		fmt.Fprintf(&list, "%5s %s %s\n", f.Name(), target, sockets[target])
+	}
+	return list.String()
 }
 
 // add counts the goroutines of one stack: "N @ ADDRESSES", and a line for each call.
@@ -100,7 +130,7 @@ func (v *vitals) add(stack string) {
 	} else {
 		v.goroutines += n
 	}
-	v.stacks += fmt.Sprintf("%5d %s\n", n, caller(calls))
+	v.details += fmt.Sprintf("%5d %s\n", n, caller(calls))
 }
 
 // caller returns the innermost call of a stack that is in this module, or else the innermost of all.
