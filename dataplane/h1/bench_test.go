@@ -46,10 +46,11 @@ func TestAllocations(t *testing.T) {
 		{"response", answer, func(b []byte) { resp.Parse(b, get); out = resp.Append(out[:0], resp.Framing) }},
 		{"chunked", chunks, func(b []byte) {
 			d.Reset()
+			all := b
 			for done, n := false, 0; !done; b = b[n:] {
 				_, n, done, _ = d.Next(b)
 			}
-			out = d.AppendEnd(AppendChunk(out[:0], 16<<10))
+			out = d.AppendEnd(AppendChunk(out[:0], all))
 		}},
 	} {
 		b := []byte(test.bytes)

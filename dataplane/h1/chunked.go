@@ -187,10 +187,23 @@ func (d *Decoder) Field(dst []byte, name string) ([]byte, bool) {
 	return fieldOf(d.trailers, dst, name)
 }
 
-// AppendChunk appends the line that begins a chunk of a size. The data and CR LF follow.
-func AppendChunk(dst []byte, size int) []byte {
-	dst = strconv.AppendInt(dst, int64(size), 16)
+// AppendChunk appends a chunk. No data makes none: that would be the end.
+func AppendChunk(dst, data []byte) []byte {
+	if len(data) == 0 {
+		return dst
+	}
+	dst = strconv.AppendInt(dst, int64(len(data)), 16)
+	dst = append(dst, "\r\n"...)
+	dst = append(dst, data...)
 	return append(dst, "\r\n"...)
+}
+
+// AppendData appends a part of a body as its framing has it.
+func AppendData(dst, data []byte, f Framing) []byte {
+	if f == Chunked {
+		return AppendChunk(dst, data)
+	}
+	return append(dst, data...)
 }
 
 // AppendEnd appends the last chunk and the trailers that are for the other end, too.

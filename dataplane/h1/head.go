@@ -300,17 +300,43 @@ func (h *head) appendFields(dst []byte) []byte {
 		case plain, host, expect:
 			dst = appendField(dst, f)
 		case announce:
-			dst = appendAnnouncement(dst, f)
+			start := len(dst)
+			dst = append(append(dst, f.Name...), ": "...)
+			named := len(dst)
+			if dst = appendAnnounced(dst, f.Value); len(dst) == named {
+				dst = dst[:start]
+			} else {
+				dst = append(dst, "\r\n"...)
+			}
 		}
 	}
 	return dst
 }
 
-// appendAnnouncement announces the trailers that are for the other end.
-func appendAnnouncement(dst []byte, f *Field) []byte {
-	start, names := len(dst), 0
-	dst = append(append(dst, f.Name...), ": "...)
-	for name := range bytes.SplitSeq(f.Value, []byte(",")) {
+// Passed calls yield with the fields that are for the other end too, but for those that frame the body.
+func (h *head) Passed(yield func(name, value []byte) bool) {
+	for i := range h.Fields {
+		f := &h.Fields[i]
+		value := f.Value
+		switch f.kind {
+		case plain, host, expect:
+		case announce:
+			if value = appendAnnounced(nil, value); len(value) == 0 {
+				continue
+			}
+		default:
+			continue
+		}
+		if !yield(f.Name, value) {
+			return
+		}
+	}
+}
+
+// appendAnnounced appends the names of the trailers that are for the other end.
+func appendAnnounced(dst, value []byte) []byte {
+	names := 0
+	for name := range bytes.SplitSeq(value, []byte(",")) {
 		if name = trim(name); len(name) == 0 || kindOf(name) != plain || onlyInHeads(name) {
 			continue
 		}
@@ -319,10 +345,7 @@ func appendAnnouncement(dst []byte, f *Field) []byte {
 		}
 		dst = append(dst, name...)
 	}
-	if names == 0 {
-		return dst[:start]
-	}
-	return append(dst, "\r\n"...)
+	return dst
 }
 
 // appendFraming appends the field that tells how the body ends.

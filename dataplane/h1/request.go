@@ -105,9 +105,9 @@ func (r *Request) Append(dst []byte) []byte {
 	return dst
 }
 
-// Idempotent reports whether sending the request twice does what sending it once does (RFC 9110, 9.2.2).
-func (r *Request) Idempotent() bool {
-	switch string(r.Method) {
+// Idempotent reports whether sending a request with a method twice does what sending it once does (RFC 9110, 9.2.2).
+func Idempotent[T string | []byte](method T) bool {
+	switch string(method) {
 	case "GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE":
 		return true
 	}

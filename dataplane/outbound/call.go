@@ -36,6 +36,7 @@ type call struct {
 	placed   bool // and not yet settled
 	answered bool
 	picked   balancer.Picked
+	request  balancer.Request // as the rule saw it
 	held     *hold
 	flight   inbound.Flight
 	began    time.Time
@@ -68,17 +69,13 @@ func (r byName) Begin(h relay.Head, now time.Time) relay.Call {
 	c := r.call(h, now)
 	var scratch [128]byte
 	authority := h.Authority(scratch[:0])
-	name, ok := serviceOf(authority)
-	if !ok {
+	if name, ok := serviceOf(authority); !ok {
 		c.refusal = fault.New(fault.NotMesh, "host %q is not SERVICE.%s", authority, Domain)
-		return c
-	}
-	c.service = (*r.services.Load())[registry.ServiceName(name)]
-	if c.service == nil {
+	} else if c.service = (*r.services.Load())[registry.ServiceName(name)]; c.service == nil {
 		c.refusal = r.unknown(registry.ServiceName(name))
-		return c
+	} else {
+		c.service.use(now)
 	}
-	c.service.use(now)
 	return c
 }
 
@@ -90,12 +87,11 @@ type toOne struct {
 // Begin takes in a call of this node.
 func (r toOne) Begin(h relay.Head, now time.Time) relay.Call {
 	c := r.call(h, now)
-	c.service = r.Outbound.service(r.service)
-	if c.service == nil {
+	if c.service = r.Outbound.service(r.service); c.service == nil {
 		c.refusal = r.unknown(r.service)
-		return c
+	} else {
+		c.service.use(now)
 	}
-	c.service.use(now)
 	return c
 }
 
@@ -206,12 +202,8 @@ func (c *call) hop(ctx context.Context) (relay.Hop, *fault.Error) {
 
 // key returns the hash of the call's key if the replica is to know it, else 0.
 func (c *call) key() uint64 {
-	b := c.service.balancer.Load()
-	if b.Policy.Balancer != policy.BalancerPrequalSync {
-		return 0
-	}
-	if req := keyOf(c.head, &b.Policy); req.Keyed {
-		return req.Key
+	if c.request.Keyed && c.service.balancer.Load().Policy.Balancer == policy.BalancerPrequalSync {
+		return c.request.Key
 	}
 	return 0
 }
@@ -244,11 +236,11 @@ func (c *call) Answered(h relay.Answer, now time.Time) ([]relay.Field, *fault.Er
 	if failed != nil {
 		return nil, failed
 	}
-	if known {
-		c.picked.Responded(now, now.Sub(c.began), &report)
-	} else {
-		c.picked.Responded(now, now.Sub(c.began), nil)
+	told := &report
+	if !known {
+		told = nil
 	}
+	c.picked.Responded(now, now.Sub(c.began), told)
 	c.answered, c.status = true, h.Status()
 	c.failed = relay.Failed(c.status, h)
 	return nil, nil

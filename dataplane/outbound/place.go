@@ -70,6 +70,7 @@ func (c *call) choose(picked balancer.Picked, err error) error {
 // place places the call by the rule, which may have to ask replicas first. It does not ask those that were tried.
 func (c *call) place(ctx context.Context, b *balancer.Balancer, now time.Time) error {
 	req := keyOf(c.head, &b.Policy)
+	c.request = req
 	if !b.Asks() {
 		return c.choose(b.Pick(now, req))
 	}

@@ -57,19 +57,6 @@ func (b *requestBody) keep(data []byte) {
 	}
 }
 
-// appendData appends data as the body's framing has it.
-func (b *requestBody) appendData(dst, data []byte) []byte {
-	if len(data) == 0 {
-		return dst
-	}
-	if b.framing != h1.Chunked {
-		return append(dst, data...)
-	}
-	dst = h1.AppendChunk(dst, len(data))
-	dst = append(dst, data...)
-	return append(dst, "\r\n"...)
-}
-
 // appendEnd appends what comes after the last data.
 func (b *requestBody) appendEnd(dst []byte) []byte {
 	if b.framing == h1.Chunked {
@@ -86,7 +73,7 @@ func (b *requestBody) appendAvailable(dst []byte, in *buffer) ([]byte, error) {
 		if err != nil {
 			return dst, err
 		}
-		dst = b.appendData(dst, data)
+		dst = h1.AppendData(dst, data, b.framing)
 		if len(data) == 0 && (in.r == before || in.r == in.w) {
 			break
 		}

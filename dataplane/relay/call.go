@@ -250,9 +250,7 @@ type exchange struct {
 func (x *exchange) send() *fault.Error {
 	s := x.session
 	out := s.appendHead(s.out[:0], x.hop)
-	if len(s.body.kept) > 0 {
-		out = s.body.appendData(out, s.body.kept)
-	}
+	out = h1.AppendData(out, s.body.kept, s.body.framing)
 	out, err := s.body.appendAvailable(out, &s.in)
 	if err != nil {
 		return callersFault(err)
@@ -302,7 +300,7 @@ func (x *exchange) broken(err error, unsent bool) *fault.Error {
 		return x.callers
 	case !x.hop.Deadline.IsZero() && errors.Is(err, os.ErrDeadlineExceeded):
 		return lateFault()
-	case !s.body.spilt && !x.heard && (unsent || s.head.Idempotent()):
+	case !s.body.spilt && !x.heard && (unsent || h1.Idempotent(s.head.Request.Method)):
 		return fault.New(stale, "the connection to the replica broke: %v", innermost(err))
 	}
 	return fault.New(fault.Reset, "the connection to the replica broke: %v", innermost(err))

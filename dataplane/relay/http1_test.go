@@ -390,6 +390,37 @@ func TestLargeBodies(t *testing.T) {
 	}
 }
 
+// TestUploadsKeepTheConnection has replicas answer a large upload as soon as they have it: the caller's connection serves
+// the next one.
+func TestUploadsKeepTheConnection(t *testing.T) {
+	const size, times = 1 << 20, 50
+	r := relayTo(t, func(c net.Conn) {
+		in := bufio.NewReader(c)
+		for {
+			req, err := http.ReadRequest(in)
+			if err != nil {
+				return
+			}
+			io.Copy(io.Discard, req.Body)
+			io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+		}
+	}, nil)
+	c := r.dial()
+	defer c.Close()
+	answers := bufio.NewReader(c)
+	body := make([]byte, size)
+	for i := range times {
+		fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: web\r\nContent-Length: %d\r\n\r\n", size)
+		if _, err := c.Write(body); err != nil {
+			t.Fatalf("upload %d: %v", i, err)
+		}
+		resp, err := http.ReadResponse(answers, nil)
+		if err != nil || resp.StatusCode != http.StatusOK || resp.Close {
+			t.Fatalf("upload %d: %v, %v; want the connection kept", i, resp, err)
+		}
+	}
+}
+
 // TestHangUpOverTCP has the kernel tell that a caller is gone, while the replica has nothing to say.
 func TestHangUpOverTCP(t *testing.T) {
 	begun, ended := make(chan bool, 1), make(chan bool, 1)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
+	"github.com/headroom-mesh/headroom/dataplane/h1"
 	"github.com/headroom-mesh/headroom/dataplane/h2"
 	"github.com/headroom-mesh/headroom/policy"
 	"golang.org/x/net/http2"
@@ -102,13 +103,9 @@ func statusOf(fields []hpack.HeaderField) int {
 	return status
 }
 
-// repeatableLocked reports whether sending the request twice does what sending it once does.
+// repeatableLocked reports whether the request can be sent twice, and that does what sending it once does.
 func (x *stream) repeatableLocked() bool {
-	switch x.head.fields.get(":method") {
-	case "GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE":
-		return !x.spilt
-	}
-	return false
+	return !x.spilt && h1.Idempotent(x.head.fields.get(":method"))
 }
 
 // grpcTimeout reads the field grpc-timeout: up to eight digits, and a unit.

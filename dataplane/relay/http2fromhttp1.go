@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -187,13 +186,13 @@ func requestFields(r *h1.Request) []hpack.HeaderField {
 		{Name: ":method", Value: string(r.Method)}, {Name: ":scheme", Value: "http"},
 		{Name: ":authority", Value: string(r.Authority)}, {Name: ":path", Value: string(r.Path)},
 	}
-	for i := range r.Fields {
-		f := &r.Fields[i]
-		switch name := strings.ToLower(string(f.Name)); name {
-		case "host", "connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "te":
-		default:
-			fields = append(fields, hpack.HeaderField{Name: name, Value: string(f.Value)})
+	for name, value := range r.Passed {
+		if !h1.Is(name, "host") { // that is :authority
+			fields = append(fields, lowered(name, value))
 		}
+	}
+	if r.Framing == h1.Length {
+		fields = append(fields, hpack.HeaderField{Name: "content-length", Value: strconv.FormatInt(r.Length, 10)})
 	}
 	if r.TakesTrailers {
 		fields = append(fields, hpack.HeaderField{Name: "te", Value: "trailers"})
@@ -340,8 +339,8 @@ func (t *translated) data(s *h2.Stream, p []byte, end bool, _ *h2.Conn) {
 		return
 	}
 	t.size += len(p)
-	if t.chunked && len(p) > 0 {
-		t.out.add(append(append(h1.AppendChunk(nil, len(p)), p...), "\r\n"...))
+	if t.chunked {
+		t.out.add(h1.AppendChunk(nil, p))
 	} else {
 		t.out.add(p)
 	}

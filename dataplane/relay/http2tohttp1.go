@@ -73,25 +73,18 @@ func (x *stream) sendHTTP1Locked(hop *Hop, bare bool) {
 func (s *http1Stream) writeHead(fields fieldList, more []h2.Field, bare bool) {
 	b := append(append(s.head, s.method...), ' ')
 	b = append(append(b, fields.get(":path")...), " HTTP/1.1\r\n"...)
-	host := fields.get(":authority")
-	if host == "" {
-		host = fields.get("host")
-	}
-	b = h1.AppendField(b, "host", []byte(host))
-	cookies := ""
-	for _, f := range fields {
-		switch {
-		case f.IsPseudo() || f.Name == "host":
+	b = h1.AppendField(b, "host", s.x.head.Authority(nil))
+	for i := range fields {
+		switch f := &fields[i]; {
+		case f.IsPseudo() || f.Name == "host" || f.Name == "cookie":
 		case f.Name == "te":
 			b = append(b, "connection: te\r\nte: trailers\r\n"...)
-		case f.Name == "cookie": // one field only (RFC 9113, 8.2.3)
-			cookies += "; " + f.Value
 		default:
 			b = h1.AppendField(b, f.Name, []byte(f.Value))
 		}
 	}
-	if cookies != "" {
-		b = h1.AppendField(b, "cookie", []byte(cookies[2:]))
+	if cookies, ok := s.x.head.Field(nil, "cookie"); ok { // in one field (RFC 9113, 8.2.3)
+		b = h1.AppendField(b, "cookie", cookies)
 	}
 	for _, f := range more {
 		b = h1.AppendField(b, f.Name, f.Value)
@@ -242,8 +235,8 @@ func (s *http1Stream) take(out []byte) ([]byte, bool) {
 		return nil, true
 	}
 	data := s.body.bytes()
-	if len(data) > 0 && s.chunked {
-		out = append(append(h1.AppendChunk(out, len(data)), data...), "\r\n"...)
+	if s.chunked {
+		out = h1.AppendChunk(out, data)
 	} else {
 		out = append(out, data...)
 	}
@@ -315,18 +308,19 @@ func readResponse(c *upstreamConn, w *work, method []byte) error {
 
 // responseFields returns the head of a response as HTTP/2 has it.
 func responseFields(r *h1.Response) []hpack.HeaderField {
-	framing := r.Framing
-	if framing == h1.Chunked {
-		framing = h1.UntilClose // it is told by the frames
+	fields := append(make([]hpack.HeaderField, 0, len(r.Fields)+1), hpack.HeaderField{Name: ":status", Value: strconv.Itoa(r.Code)})
+	for name, value := range r.Passed {
+		fields = append(fields, lowered(name, value))
 	}
-	text := string(r.Append(nil, framing))
-	fields := []hpack.HeaderField{{Name: ":status", Value: strconv.Itoa(r.Code)}}
-	for line := range strings.SplitSeq(text, "\r\n") {
-		if name, value, ok := strings.Cut(line, ": "); ok && len(fields) > 0 && !strings.HasPrefix(line, "HTTP/") {
-			fields = append(fields, hpack.HeaderField{Name: strings.ToLower(name), Value: value})
-		}
+	if length, ok := r.Field(nil, "content-length"); ok && r.Code >= 200 && r.Code != http.StatusNoContent {
+		fields = append(fields, hpack.HeaderField{Name: "content-length", Value: string(length)})
 	}
 	return fields
+}
+
+// lowered returns a field of HTTP/1 as HTTP/2 has it.
+func lowered(name, value []byte) hpack.HeaderField {
+	return hpack.HeaderField{Name: strings.ToLower(string(name)), Value: string(value)}
 }
 
 // passBody passes on the body of the response, and its trailers.
@@ -371,7 +365,7 @@ func (s *http1Stream) passBody(c *upstreamConn, w *work) error {
 
 func trailerFields(d *h1.Decoder) (fields []hpack.HeaderField) {
 	for _, f := range d.Trailers() {
-		fields = append(fields, hpack.HeaderField{Name: strings.ToLower(string(f.Name)), Value: string(f.Value)})
+		fields = append(fields, lowered(f.Name, f.Value))
 	}
 	return fields
 }

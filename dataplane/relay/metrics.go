@@ -24,11 +24,11 @@ func newMetrics(r prometheus.Registerer, upstreams func() int) *metrics {
 			Name: "headroom_relay_connected_total",
 			Help: "Connections made to replicas and to other agents.",
 		}),
+		unknown: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headroom_relay_unknown_total",
+			Help: "Connections of callers that speak neither HTTP nor TLS, where only that tells which service they are for.",
+		}),
 	}
-	m.unknown = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "headroom_relay_unknown_total",
-		Help: "Connections of callers that speak neither HTTP nor TLS, where only that tells which service they are for.",
-	})
 	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "headroom_relay_upstreams",
 		Help: "Open connections to replicas and to other agents, those included that are kept for the next call.",

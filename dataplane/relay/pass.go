@@ -115,8 +115,7 @@ func appendNode(dst []byte, a netip.Addr) []byte {
 func (x *exchange) upload() {
 	s := x.session
 	for !s.body.done {
-		if s.in.r == s.in.w && x.canSpliceUp() {
-			x.spliceUp()
+		if s.in.r == s.in.w && x.canSpliceUp() && !x.spliceUp() {
 			return
 		}
 		if err := s.in.fill(s.conn); err != nil {
@@ -153,19 +152,21 @@ func (x *exchange) canSpliceUp() bool {
 	return b.framing == h1.Length && b.left >= worthSplicing && x.conn.plain != nil && x.up.plain != nil && len(b.kept) >= keptLimit/2
 }
 
-func (x *exchange) spliceUp() {
+// spliceUp lets the kernel move all but the end of the body, and reports whether it did. The end goes the ordinary way: so
+// it is known that all was read before the replica, which has it then, can answer.
+func (x *exchange) spliceUp() bool {
 	s := x.session
 	s.body.spilt = true
-	n, err := x.up.plain.ReadFrom(&io.LimitedReader{R: s.conn.plain, N: s.body.left})
+	most := s.body.left - bufferSize
+	n, err := x.up.plain.ReadFrom(&io.LimitedReader{R: s.conn.plain, N: most})
 	s.body.left -= n
-	s.body.done = s.body.left == 0
-	x.taken.Store(s.body.done)
-	x.delivered = s.body.done
-	switch {
-	case s.body.done || errors.Is(err, os.ErrDeadlineExceeded):
-	case err == nil || s.conn.hungUp():
+	if n == most {
+		return true
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) && (err == nil || s.conn.hungUp()) {
 		x.callerFails(io.ErrUnexpectedEOF)
 	}
+	return false
 }
 
 // callerFails notes that the rest of the body will never come, and ends the wait for the answer.
@@ -314,7 +315,7 @@ func (x *exchange) passChunked(framing h1.Framing) error {
 		if err != nil {
 			return err
 		}
-		s.out = appendPiece(s.out, data, framing)
+		s.out = h1.AppendData(s.out, data, framing)
 		s.up.use(n)
 		if done {
 			if framing == h1.Chunked {
@@ -336,20 +337,11 @@ func (x *exchange) passChunked(framing h1.Framing) error {
 	}
 }
 
-func appendPiece(dst, data []byte, framing h1.Framing) []byte {
-	if len(data) == 0 || framing != h1.Chunked {
-		return append(dst, data...)
-	}
-	dst = h1.AppendChunk(dst, len(data))
-	dst = append(dst, data...)
-	return append(dst, "\r\n"...)
-}
-
 // passRest passes on a body that ends with the connection.
 func (x *exchange) passRest(framing h1.Framing) error {
 	s := x.session
 	for {
-		s.out = appendPiece(s.out, s.up.bytes(), framing)
+		s.out = h1.AppendData(s.out, s.up.bytes(), framing)
 		s.up.use(len(s.up.bytes()))
 		if err := x.flush(); err != nil {
 			return err
