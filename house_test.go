@@ -25,7 +25,7 @@ const module = "github.com/headroom-mesh/headroom"
 // may import b. Every package is named.
 const imports = `
 	NONE                                              < api/mesh/v1, registry/embedded
-	NONE                                              < dataplane/fault, dataplane/load, dataplane/memnet
+	NONE                                              < dataplane/fault, dataplane/load, dataplane/memnet, dataplane/sockets
 
 	api/mesh/v1 < policy/document < policy            < policy/budget, policy/localservice
 	policy < registry                                 < registry/etcd, registry/registrytest
@@ -33,11 +33,13 @@ const imports = `
 	dataplane/load, policy                            < dataplane/prequal
 	dataplane/prequal, registry                       < dataplane/balancer
 	dataplane/load, registry                          < dataplane/probe
-	dataplane/fault                                   < dataplane/h1, dataplane/h2
-	NONE                                              < dataplane/sniff
-	dataplane/h1, dataplane/h2, dataplane/sniff, policy < dataplane/relay
+	dataplane/fault, dataplane/sockets                < dataplane/h2
+	NONE                                              < dataplane/h1, dataplane/sniff
+	dataplane/fault, dataplane/h1, dataplane/h2       < dataplane/relay
+	dataplane/sniff, policy                           < dataplane/relay
 	registry                                          < dataplane/identity
-	dataplane/identity                                < dataplane/identity/ca, dataplane/transport
+	dataplane/identity                                < dataplane/identity/ca
+	dataplane/identity, dataplane/sockets             < dataplane/transport
 	dataplane/probe, dataplane/relay                  < dataplane/inbound
 	dataplane/balancer, dataplane/inbound             < dataplane/outbound
 	policy/budget                                     < dataplane/outbound
@@ -94,7 +96,7 @@ type exclusiveImport struct {
 // pure reports whether a package computes only: time and randomness are given to it, and it does no I/O.
 func pure(pkg string) bool {
 	return pkg == "policy" || strings.HasPrefix(pkg, "policy/") ||
-		slices.Contains([]string{"dataplane/load", "dataplane/prequal", "dataplane/balancer", "dataplane/sim"}, pkg)
+		slices.Contains([]string{"dataplane/load", "dataplane/prequal", "dataplane/balancer", "dataplane/sim", "dataplane/h1"}, pkg)
 }
 
 // source is a Go file of this module.

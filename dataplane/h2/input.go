@@ -4,6 +4,8 @@ import (
 	"net"
 	"sync"
 	"syscall"
+
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 )
 
 // Buffers lends connections memory to read into, while there is something to read.
@@ -115,15 +117,11 @@ func (i *input) release() {
 // tryRead reads without waiting. It returns false if there is nothing yet.
 func (i *input) tryRead(fd uintptr) bool {
 	i.acquire()
-	n, err := syscall.Read(int(fd), i.b)
-	switch {
-	case err == syscall.EAGAIN || err == syscall.EINTR:
+	n, err, done := sockets.Read(fd, i.b)
+	if !done {
 		i.release()
-		return err == syscall.EINTR && i.tryRead(fd)
-	case n > 0:
-		i.w, i.tryErr = n, nil
-	default:
-		i.tryErr = readError(err)
+		return false
 	}
+	i.w, i.tryErr = n, err
 	return true
 }

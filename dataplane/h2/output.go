@@ -2,12 +2,11 @@ package h2
 
 import (
 	"encoding/binary"
-	"io"
-	"os"
 	"slices"
 	"sync"
 	"syscall"
 
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
@@ -79,23 +78,8 @@ func (o *output) shrinkLocked() {
 
 // tryWrite writes without waiting.
 func (o *output) tryWrite(fd uintptr) bool {
-	n, err := syscall.Write(int(fd), o.trying)
-	for err == syscall.EINTR {
-		n, err = syscall.Write(int(fd), o.trying)
-	}
-	if err == syscall.EAGAIN {
-		n, err = 0, nil
-	}
-	o.tried, o.tryErr = max(0, n), err
+	o.tried, o.tryErr = sockets.Write(fd, o.trying)
 	return true
-}
-
-// readError makes an error of a system call what a net.Conn would make of it.
-func readError(err error) error {
-	if err == nil {
-		return io.EOF
-	}
-	return os.NewSyscallError("read", err)
 }
 
 // FlushAfter flushes another connection once all was handed over that c has read by now. Only a Handler of c may call it,

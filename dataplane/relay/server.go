@@ -7,6 +7,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 )
 
 // Entry is where calls come from.
@@ -64,28 +66,18 @@ type server struct {
 	emptied  chan struct{} // closed when draining and without sessions
 }
 
-// accept takes connections until ctx ends. Whatever goes wrong while the listener is open may pass, such as a want of file
-// descriptors: it tries again, ever more slowly.
+// accept takes connections until ctx ends.
 func (s *server) accept(ctx context.Context, l net.Listener) error {
-	pause := 5 * time.Millisecond
 	for {
-		c, err := l.Accept()
+		c, err := sockets.Accept(ctx, l, s.engine.cfg.Log)
 		switch {
 		case err == nil:
-			pause = 5 * time.Millisecond
 			s.take(c)
-			continue
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, net.ErrClosed):
+		default:
 			return fmt.Errorf("accept connections: %w", err)
 		}
-		s.engine.cfg.Log.Warn("can't accept connections, trying again", "err", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, time.Second)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/headroom-mesh/headroom/dataplane/fault"
 	"github.com/headroom-mesh/headroom/dataplane/h1"
 	"github.com/headroom-mesh/headroom/dataplane/h2"
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 )
 
 // session is a caller's connection. It has one goroutine, and while it waits for a call no memory but that.
@@ -228,7 +229,7 @@ func (s *session) attendNow(fd uintptr) bool {
 	for {
 		s.acquire()
 		room := s.in.room()
-		n, err, done := readNow(fd, room)
+		n, err, done := sockets.Read(fd, room)
 		if !done {
 			s.release()
 			return false

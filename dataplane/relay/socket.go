@@ -2,11 +2,11 @@ package relay
 
 import (
 	"errors"
-	"io"
 	"net"
-	"os"
 	"syscall"
 	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 )
 
 // socket is a connection, and what the kernel says of it.
@@ -68,40 +68,6 @@ func (s *socket) discredit() {
 	}
 }
 
-// readNow reads what there is, without waiting. It returns false if there is nothing yet.
-func readNow(fd uintptr, into []byte) (n int, err error, done bool) {
-	for {
-		n, err := syscall.Read(int(fd), into)
-		switch {
-		case err == syscall.EINTR:
-		case err == syscall.EAGAIN:
-			return 0, nil, false
-		case err != nil:
-			return 0, os.NewSyscallError("read", err), true
-		case n == 0:
-			return 0, io.EOF, true
-		default:
-			return n, nil, true
-		}
-	}
-}
-
-// writeNow writes what can be written without waiting.
-func writeNow(fd uintptr, b []byte) (n int, err error) {
-	for {
-		n, err := syscall.Write(int(fd), b)
-		switch {
-		case err == syscall.EINTR:
-		case err == syscall.EAGAIN:
-			return 0, nil
-		case err != nil:
-			return 0, os.NewSyscallError("write", err)
-		default:
-			return n, nil
-		}
-	}
-}
-
 // asking is a request that is sent, and the wait for the answer.
 type asking struct {
 	out, in   []byte
@@ -143,7 +109,7 @@ func (s *socket) askNow(fd uintptr) bool {
 			return true
 		}
 		if s.plain != nil {
-			a.sent, a.err = writeNow(fd, a.out)
+			a.sent, a.err = sockets.Write(fd, a.out)
 		} else {
 			a.sent, a.err = s.Conn.Write(a.out)
 		}
@@ -152,7 +118,7 @@ func (s *socket) askNow(fd uintptr) bool {
 		return true
 	}
 	var done bool
-	a.got, a.err, done = readNow(fd, a.in)
+	a.got, a.err, done = sockets.Read(fd, a.in)
 	return done
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
 	"github.com/headroom-mesh/headroom/dataplane/h1"
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 )
 
 const (
@@ -209,7 +210,7 @@ func (s *source) read() ([]byte, error) {
 func (s *source) readReady(fd uintptr) bool {
 	s.take()
 	var done bool
-	if s.n, s.err, done = readNow(fd, s.piece[:]); !done {
+	if s.n, s.err, done = sockets.Read(fd, s.piece[:]); !done {
 		s.giveUp()
 	}
 	return done

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -64,7 +65,7 @@ func (m *Mux) Run(ctx context.Context, l net.Listener) error {
 	busy := make(chan struct{}, m.atOnce)
 	for {
 		busy <- struct{}{} // every handshake ends in time, so this does too
-		c, err := m.accept(ctx, l)
+		c, err := sockets.Accept(ctx, l, m.log)
 		if ctx.Err() != nil {
 			if c != nil {
 				c.Close()
@@ -72,33 +73,12 @@ func (m *Mux) Run(ctx context.Context, l net.Listener) error {
 			return nil
 		}
 		if err != nil {
-			return err
+			return fmt.Errorf("accept connections from other agents: %w", err)
 		}
 		wg.Go(func() {
 			defer func() { <-busy }()
 			m.handshake(ctx, c)
 		})
-	}
-}
-
-// accept waits for the next connection. Whatever goes wrong while the listener is open may pass, such as a want of file
-// descriptors: it tries again, ever more slowly.
-func (m *Mux) accept(ctx context.Context, l net.Listener) (net.Conn, error) {
-	pause := 5 * time.Millisecond
-	for {
-		c, err := l.Accept()
-		if err == nil {
-			return c, nil
-		}
-		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-			return nil, fmt.Errorf("accept connections from other agents: %w", err)
-		}
-		m.log.Warn("can't accept connections from other agents, trying again", "err", err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, time.Second)
 	}
 }
 
