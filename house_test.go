@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -295,6 +296,24 @@ func TestExclusiveImports(t *testing.T) {
 					t.Errorf("%s: only %s may import %s: %s", s.name, strings.Join(e.users, ", "), p, e.why)
 				}
 			}
+		}
+	}
+}
+
+// TestArchitecture wants the page on the architecture to name all packages, and no others.
+func TestArchitecture(t *testing.T) {
+	page, err := os.ReadFile("docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for pkg := range parseDAG(imports) {
+		if !strings.Contains(string(page), "`"+pkg+"`") {
+			t.Errorf("docs/architecture.md does not name %s", pkg)
+		}
+	}
+	for _, m := range regexp.MustCompile("`((?:agent|api|bench|cmd|dataplane|policy|registry)/[a-z0-9/]+)`").FindAllStringSubmatch(string(page), -1) {
+		if _, err := os.Stat(m[1]); err != nil {
+			t.Errorf("docs/architecture.md names %s, which is not there", m[1])
 		}
 	}
 }
