@@ -45,4 +45,7 @@ bench-picks: ## measure what a pick costs, with one processor and with two conte
 deps: ## install the system packages that the tests use
 	@.ci/deps
 
-.PHONY: help build demo test lint gen evidence bench bench-picks deps
+fuzz: ## fuzz what reads the bytes of others, FUZZTIME each (30s)
+	@.ci/fuzz $(FUZZTIME)
+
+.PHONY: help build demo test lint gen evidence bench bench-picks deps fuzz

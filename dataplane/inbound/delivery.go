@@ -67,12 +67,23 @@ func (d *delivery) Next(_ context.Context, failed *fault.Error) (relay.Hop, *fau
 	if replica == nil {
 		return relay.Hop{}, fault.New(fault.UnknownEndpoint, "there is no replica %q on this node", id)
 	}
-	var scratch [24]byte
-	key, _ := d.head.Field(scratch[:0], relay.FieldKey)
-	k, _ := strconv.ParseUint(string(key), 16, 64)
-	reservation, _ := d.head.Field(d.scratch[:0], relay.FieldReservation)
-	d.flight.begin(d.inbound, replica, d.begun, k, string(reservation))
+	d.flight.begin(d.inbound, replica, d.begun, d.key(), d.reservation())
 	return relay.Hop{To: replica.upstream}, nil
+}
+
+// key returns the hash of the call's key, 0 if none is told.
+func (d *delivery) key() uint64 {
+	text, told := d.head.Field(d.scratch[:0], relay.FieldKey)
+	if !told {
+		return 0
+	}
+	k, _ := strconv.ParseUint(string(text), 16, 64)
+	return k
+}
+
+func (d *delivery) reservation() string {
+	id, _ := d.head.Field(d.scratch[:0], relay.FieldReservation)
+	return string(id)
 }
 
 // Answered tells the other agent the load that the replica bears.
@@ -97,18 +108,19 @@ type Flight struct {
 	slot    *Reservation
 	token   load.Token
 	start   time.Time
-	key     uint64 // 0: none
-	failed  bool   // as the answer says
+	key     uint64    // 0: none
+	failed  bool      // as the answer says
+	read    [128]byte // what was read last, of a head
 }
 
-// Fly counts a call in at a replica, which serves a key, and has a slot reserved for it if that is not "".
-func (in *Inbound) Fly(id registry.EndpointID, now time.Time, key uint64, reservation string) (f Flight, to *relay.Upstream, no *fault.Error) {
+// Begin counts a call in at a replica, which serves a key, and has a slot reserved for it if that is not "".
+func (f *Flight) Begin(in *Inbound, id registry.EndpointID, now time.Time, key uint64, reservation string) (to *relay.Upstream, no *fault.Error) {
 	replica := in.Replica(id)
 	if replica == nil {
-		return f, nil, fault.New(fault.UnknownEndpoint, "there is no replica %q on this node", id)
+		return nil, fault.New(fault.UnknownEndpoint, "there is no replica %q on this node", id)
 	}
 	f.begin(in, replica, now, key, reservation)
-	return f, replica.upstream, nil
+	return replica.upstream, nil
 }
 
 func (f *Flight) begin(in *Inbound, r *Replica, now time.Time, key uint64, reservation string) {
@@ -118,7 +130,7 @@ func (f *Flight) begin(in *Inbound, r *Replica, now time.Time, key uint64, reser
 // Answered takes in the head of the response. It returns the replica's load without this call.
 func (f *Flight) Answered(h relay.Answer, now time.Time) load.Report {
 	f.utilized(now, h)
-	f.failed = relay.Failed(h.Status(), h)
+	f.failed = relay.Failed(h.Status(), h, f.read[:0])
 	if !f.failed && f.key != 0 && f.replica.keys != nil {
 		f.replica.keys.Served(f.key)
 	}
@@ -132,13 +144,13 @@ func (f *Flight) End(e relay.Ending, now time.Time) {
 	}
 	if e.Trailers != nil {
 		f.utilized(now, e.Trailers)
-		f.failed = f.failed || relay.Failed(0, e.Trailers)
+		f.failed = f.failed || relay.Failed(0, e.Trailers, f.read[:0])
 	}
 	outcome := f.outcome(e.Reason)
 	f.replica.Load.End(now, f.token, outcome)
 	f.replica.metrics.finished(outcome, now.Sub(f.start))
 	if f.replica.line.leave(f.slot) {
-		f.inbound.idle(f.replica.Endpoint.ID(), f.replica.Endpoint.Service)
+		f.inbound.idle(f.replica)
 	}
 	*f = Flight{}
 }
@@ -157,7 +169,7 @@ func (f *Flight) outcome(r fault.Reason) load.Outcome {
 
 // utilized notes what the replica says of itself.
 func (f *Flight) utilized(now time.Time, fields relay.Fields) {
-	if u := reportedUtilization(fields); u > 0 {
+	if u := reportedUtilization(fields, f.read[:0]); u > 0 {
 		f.replica.Load.Utilize(now, u)
 	}
 }

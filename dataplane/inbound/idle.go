@@ -77,11 +77,12 @@ func (ls *listeners) one(service registry.ServiceName) *listener {
 }
 
 // idle tells somebody that a replica, if it is still here, has one more slot free.
-func (in *Inbound) idle(id registry.EndpointID, service registry.ServiceName) {
-	l := in.listeners.one(service)
+func (in *Inbound) idle(r *Replica) {
+	l := in.listeners.one(r.Endpoint.Service)
 	if l == nil {
 		return
 	}
+	id := r.Endpoint.ID()
 	if r := in.Replica(id); r != nil && r.Endpoint.State == registry.Ready {
 		l.tell(id)
 	}

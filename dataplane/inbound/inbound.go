@@ -147,7 +147,7 @@ func (in *Inbound) replaceLocked(before, after map[registry.EndpointID]*Replica)
 	for id, r := range after {
 		if old := before[id]; old == nil || old.Endpoint.State != registry.Ready {
 			for range min(r.line.free(), mostFree) {
-				in.idle(id, r.Endpoint.Service)
+				in.idle(r)
 			}
 		}
 	}

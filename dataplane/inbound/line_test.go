@@ -309,8 +309,9 @@ func TestNobodyWaitsUnderAnotherRule(t *testing.T) {
 
 // fly counts a call in at a replica.
 func fly(in *Inbound, e registry.Endpoint, reservation string) *Flight {
-	f, _, _ := in.Fly(e.ID(), time.Now(), 0, reservation)
-	return &f
+	f := new(Flight)
+	f.Begin(in, e.ID(), time.Now(), 0, reservation)
+	return f
 }
 
 // answered is a good answer.

@@ -17,9 +17,8 @@ import (
 const orcaField = "endpoint-load-metrics"
 
 // reportedUtilization returns the utilization that an ORCA report among the fields tells, 0 if none.
-func reportedUtilization(f relay.Fields) float64 {
-	var scratch [128]byte
-	report, ok := f.Field(scratch[:0], orcaField)
+func reportedUtilization(f relay.Fields, scratch []byte) float64 {
+	report, ok := f.Field(scratch, orcaField)
 	if !ok {
 		return 0
 	}

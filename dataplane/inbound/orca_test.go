@@ -56,7 +56,7 @@ func TestReportedUtilization(t *testing.T) {
 		{header{"endpoint-load-metrics-bin": "CQAAAAAAAPA/"}, 0},
 	}
 	for _, tt := range tests {
-		if got := reportedUtilization(tt.fields); got != tt.want {
+		if got := reportedUtilization(tt.fields, nil); got != tt.want {
 			t.Errorf("%v: got %v, want %v", tt.fields, got, tt.want)
 		}
 	}

@@ -43,7 +43,8 @@ type call struct {
 
 	probes  [4]*balancer.Endpoint
 	fields  [3]relay.Field
-	scratch [192]byte
+	scratch [192]byte // what fields refer to
+	read    [128]byte // what was read last, of a head
 }
 
 var _ relay.Call = (*call)(nil)
@@ -67,8 +68,7 @@ type byName struct{ *Outbound }
 // Begin takes in a call of this node.
 func (r byName) Begin(h relay.Head, now time.Time) relay.Call {
 	c := r.call(h, now)
-	var scratch [128]byte
-	authority := h.Authority(scratch[:0])
+	authority := h.Authority(c.read[:0])
 	if name, ok := serviceOf(authority); !ok {
 		c.refusal = fault.New(fault.NotMesh, "host %q is not SERVICE.%s", authority, Domain)
 	} else if c.service = (*r.services.Load())[registry.ServiceName(name)]; c.service == nil {
@@ -192,7 +192,7 @@ func (c *call) hop(ctx context.Context) (relay.Hop, *fault.Error) {
 		return hop, nil
 	}
 	var no *fault.Error
-	c.flight, hop.To, no = c.outbound.cfg.Inbound.Fly(c.picked.Endpoint.ID, c.began, key, c.held.id())
+	hop.To, no = c.flight.Begin(c.outbound.cfg.Inbound, c.picked.Endpoint.ID, c.began, key, c.held.id())
 	c.release()
 	if no != nil { // it has just left
 		return c.Next(ctx, no)
@@ -242,7 +242,7 @@ func (c *call) Answered(h relay.Answer, now time.Time) ([]relay.Field, *fault.Er
 	}
 	c.picked.Responded(now, now.Sub(c.began), told)
 	c.answered, c.status = true, h.Status()
-	c.failed = relay.Failed(c.status, h)
+	c.failed = relay.Failed(c.status, h, c.read[:0])
 	return nil, nil
 }
 
@@ -250,11 +250,10 @@ func (c *call) received(h relay.Answer, now time.Time) (report load.Report, know
 	if c.picked.Endpoint.Record().Node == c.outbound.cfg.Node {
 		return c.flight.Answered(h, now), true, nil
 	}
-	var scratch [128]byte
-	if reason, ok := h.Field(scratch[:0], relay.FieldReason); ok {
+	if reason, ok := h.Field(c.read[:0], relay.FieldReason); ok {
 		return report, false, faultOf(h, fault.Reason(reason))
 	}
-	text, ok := h.Field(scratch[:0], relay.FieldLoad)
+	text, ok := h.Field(c.read[:0], relay.FieldLoad)
 	if !ok {
 		return report, false, nil
 	}
@@ -284,7 +283,7 @@ func (c *call) settle(now time.Time, outcome balancer.Outcome) {
 // End accounts for the call.
 func (c *call) End(e relay.Ending, now time.Time) {
 	if e.Trailers != nil {
-		c.failed = c.failed || relay.Failed(0, e.Trailers)
+		c.failed = c.failed || relay.Failed(0, e.Trailers, c.read[:0])
 	}
 	c.flight.End(e, now)
 	outcome := outcomeOf(e.Reason)

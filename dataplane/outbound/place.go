@@ -9,7 +9,6 @@ import (
 
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
 	"github.com/headroom-mesh/headroom/dataplane/fault"
-	"github.com/headroom-mesh/headroom/dataplane/relay"
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 )
@@ -69,7 +68,7 @@ func (c *call) choose(picked balancer.Picked, err error) error {
 
 // place places the call by the rule, which may have to ask replicas first. It does not ask those that were tried.
 func (c *call) place(ctx context.Context, b *balancer.Balancer, now time.Time) error {
-	req := keyOf(c.head, &b.Policy)
+	req := c.keyFor(&b.Policy)
 	c.request = req
 	if !b.Asks() {
 		return c.choose(b.Pick(now, req))
@@ -103,26 +102,25 @@ func (c *call) ask(ctx context.Context, b *balancer.Balancer, req balancer.Reque
 	return []balancer.Answer{{Endpoint: held.endpoint}}, nil
 }
 
-// keyOf returns what the rule may know of the call.
-func keyOf(h relay.Head, p *policy.Policy) balancer.Request {
+// keyFor returns what the rule may know of the call.
+func (c *call) keyFor(p *policy.Policy) balancer.Request {
 	switch p.Balancer {
 	case policy.BalancerRingHash, policy.BalancerMaglev, policy.BalancerPrequalSync:
 	default:
 		return balancer.Request{}
 	}
-	var scratch [256]byte
-	var key []byte
+	h, scratch, key := c.head, c.read[:0], []byte(nil)
 	switch p.Hash.Key.Source {
 	case policy.KeyHeader:
-		key, _ = h.Field(scratch[:0], p.Hash.Key.Name)
+		key, _ = h.Field(scratch, p.Hash.Key.Name)
 	case policy.KeyCookie:
-		cookies, _ := h.Field(scratch[:0], "cookie")
+		cookies, _ := h.Field(scratch, "cookie")
 		key = cookieOf(cookies, p.Hash.Key.Name)
 	case policy.KeyPath:
-		key, _, _ = bytes.Cut(h.Path(scratch[:0]), []byte("?"))
+		key, _, _ = bytes.Cut(h.Path(scratch), []byte("?"))
 	case policy.KeySourceAddress:
 		if from := h.Source().Addr(); from.IsValid() {
-			key = from.AppendTo(scratch[:0])
+			key = from.AppendTo(scratch)
 		}
 	}
 	return balancer.Request{Key: balancer.HashKey(string(key)), Keyed: len(key) > 0}

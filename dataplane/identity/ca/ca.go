@@ -163,19 +163,26 @@ func (ca *CA) store(dir string) error {
 	return errors.Join(WriteFile(filepath.Join(dir, keyFile), key), WriteFile(filepath.Join(dir, identity.RootsFile), ca.Roots))
 }
 
+// readFolder reads the files of a CA.
+func readFolder(dir string) (roots, key []byte, err error) {
+	if roots, err = os.ReadFile(filepath.Join(dir, identity.RootsFile)); err != nil {
+		return nil, nil, fmt.Errorf("read the CA: %w", err)
+	}
+	if key, err = os.ReadFile(filepath.Join(dir, keyFile)); err != nil {
+		return nil, nil, fmt.Errorf("read the key of the CA: %w", err)
+	}
+	return roots, key, nil
+}
+
 // Open reads the CA of a folder: ca.key, and ca.crt with the certificate for it and any other roots. The error is
 // ErrNone if the folder holds neither, or does not exist.
 func Open(dir string) (*CA, error) {
 	if existing(dir) == "" {
 		return nil, fmt.Errorf("%s: %w", dir, ErrNone)
 	}
-	roots, err := os.ReadFile(filepath.Join(dir, identity.RootsFile))
+	roots, key, err := readFolder(dir)
 	if err != nil {
-		return nil, fmt.Errorf("read the CA: %w", err)
-	}
-	key, err := os.ReadFile(filepath.Join(dir, keyFile))
-	if err != nil {
-		return nil, fmt.Errorf("read the key of the CA: %w", err)
+		return nil, err
 	}
 	ca, err := parse(roots, key)
 	if err != nil {

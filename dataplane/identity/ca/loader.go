@@ -3,8 +3,6 @@ package ca
 import (
 	"bytes"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/identity"
@@ -23,13 +21,9 @@ type loader struct {
 }
 
 func (l *loader) load(dir string, id identity.ID, now time.Time) (*identity.Set, error) {
-	roots, err := os.ReadFile(filepath.Join(dir, identity.RootsFile))
+	roots, key, err := readFolder(dir)
 	if err != nil {
-		return nil, fmt.Errorf("read the CA: %w", err)
-	}
-	key, err := os.ReadFile(filepath.Join(dir, keyFile))
-	if err != nil {
-		return nil, fmt.Errorf("read the key of the CA: %w", err)
+		return nil, err
 	}
 	if l.set != nil && bytes.Equal(roots, l.roots) && bytes.Equal(key, l.key) && now.Before(renewal(l.set)) {
 		return l.set, nil
