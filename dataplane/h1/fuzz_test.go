@@ -173,8 +173,8 @@ func checkSent(t rapid.TB, fields []Field) {
 	t.Helper()
 	for _, f := range fields {
 		name := strings.ToLower(string(f.Name))
-		if strings.HasPrefix(name, "headroom-") || strings.HasPrefix(name, "endpoint-load-metrics") && len(name) < 26 ||
-			slices.Contains([]string{"keep-alive", "proxy-connection"}, name) {
+		if strings.HasPrefix(name, "headroom-") ||
+			slices.Contains([]string{"endpoint-load-metrics", "endpoint-load-metrics-bin", "keep-alive", "proxy-connection"}, name) {
 			t.Fatalf("field %s was sent on", f.Name)
 		}
 	}
