@@ -453,6 +453,7 @@ func TestHTTP2Faults(t *testing.T) {
 		c.Write([]byte{0, 0, 0, 4, 0, 0, 0, 0, 0}) // settings
 		io.CopyN(io.Discard, c, 150)               // more than the preface
 	}))
+	notHTTP2.Speaks = HTTP2
 	for _, test := range []struct {
 		name    string
 		targets []Target
@@ -464,7 +465,7 @@ func TestHTTP2Faults(t *testing.T) {
 		{"no replica, asked for long", nil, 503, fault.NoEndpoints, true},
 		{"no connection", []Target{refused, refused}, 503, fault.ConnectFailed, false},
 		{"no connection, asked for long", []Target{refused, refused}, 503, fault.ConnectFailed, true},
-		{"not HTTP/2", []Target{notHTTP2}, 503, fault.ConnectFailed, false},
+		{"declared to be HTTP/2, and not", []Target{notHTTP2}, 503, fault.ConnectFailed, false},
 		{"broken connection", []Target{broken}, 502, fault.Reset, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -28,6 +28,12 @@ func mixed(t *testing.T, h http.HandlerFunc, test func(t *testing.T, l *lab, c *
 		l := newLab(t, Entry{}, target)
 		test(t, l, l.client())
 	})
+	t.Run("HTTP/2 to what turns out to be HTTP/1.1", func(t *testing.T) {
+		s := httptest.NewServer(h)
+		t.Cleanup(s.Close)
+		l := newLab(t, Entry{}, labTarget(s.Listener.Addr().String()))
+		test(t, l, l.client())
+	})
 	t.Run("HTTP/1.1 to HTTP/2", func(t *testing.T) {
 		target := labTarget(replica(t, h).Listener.Addr().String())
 		target.Speaks = HTTP2

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -166,7 +167,11 @@ func (x *stream) seek(ctx context.Context, hop *Hop, failed *fault.Error) {
 		if x.settle(hop, no) {
 			return
 		}
-		if err := hop.To.dialHTTP2(ctx); err != nil {
+		err := hop.To.dialHTTP2(ctx)
+		if errors.Is(err, errNotHTTP2) && hop.To.failedHTTP2() {
+			continue
+		}
+		if err != nil {
 			hop, failed = nil, fault.New(fault.ConnectFailed, "no connection to %s: %v", hop.To.target.Name, err)
 			if x.settle(nil, x.mustFail(failed)) {
 				return
@@ -206,7 +211,7 @@ func (x *stream) settle(hop *Hop, no *fault.Error) bool {
 func (x *stream) sendLocked(hop *Hop) bool {
 	bare := x.upEnd && x.toUp.len() == 0 && len(x.upTrailers) == 0
 	x.requestLocked(hop)
-	if hop.To.target.Speaks == HTTP1 {
+	if hop.To.onlyHTTP1() {
 		x.sendHTTP1Locked(hop, bare)
 		return true
 	}

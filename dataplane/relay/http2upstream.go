@@ -72,6 +72,24 @@ func (u *Upstream) pendingHTTP2() *dialing {
 // errNotHTTP2 is what is wrong with who closes a connection before saying anything in HTTP/2.
 var errNotHTTP2 = errors.New("the other end does not answer in HTTP/2")
 
+// notHTTP2For is for how long the other end is not asked for HTTP/2 again: another program may have taken its place.
+const notHTTP2For = time.Minute
+
+// onlyHTTP1 reports whether the other end is known to speak HTTP/1.1 only: it is declared to, or has not answered in HTTP/2.
+func (u *Upstream) onlyHTTP1() bool {
+	if u.target.Speaks != Unknown {
+		return u.target.Speaks == HTTP1
+	}
+	since := u.notHTTP2.Load()
+	return since != 0 && u.engine.watch.now()-since < notHTTP2For.Milliseconds()
+}
+
+// failedHTTP2 notes that the other end does not answer in HTTP/2, and reports whether HTTP/1.1 may do instead.
+func (u *Upstream) failedHTTP2() bool {
+	u.notHTTP2.Store(time.Now().UnixMilli())
+	return u.target.Speaks == Unknown && !u.target.Agent
+}
+
 // connectHTTP2 makes a connection and serves it to its end. It does not depend on the calls that wait for it.
 func (u *Upstream) connectHTTP2(pending *dialing) {
 	settle := func(err error) {

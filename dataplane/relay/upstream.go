@@ -5,6 +5,7 @@ import (
 	"math"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,7 +15,8 @@ type Target struct {
 	Name string
 	// Dial connects for a protocol, which is never Unknown. It need not be quick.
 	Dial func(ctx context.Context, p Protocol) (net.Conn, error)
-	// Speaks is the only protocol that the other end is known to understand. Default: whichever the caller speaks.
+	// Speaks is the only protocol that the other end is known to understand. Default: whichever the caller speaks, or HTTP/1.1
+	// if the caller speaks HTTP/2 and the other end turns out not to.
 	Speaks Protocol
 	// Agent is whether the other end is an agent: then fields between agents are kept, and TCP goes by CONNECT.
 	Agent bool
@@ -29,8 +31,9 @@ const maxIdle = 1024
 
 // Upstream is where calls are sent: a replica, or an agent. It keeps connections open from one call to the next.
 type Upstream struct {
-	target Target
-	engine *Engine
+	target   Target
+	engine   *Engine
+	notHTTP2 atomic.Int64 // when the other end last did not answer in HTTP/2, in milliseconds since 1970
 
 	mu sync.Mutex
 	// mu guards the fields below.
