@@ -62,10 +62,11 @@ func (r *results) height(cell string) float64 {
 	return float64(len(r.cells()) - 1 - slices.Index(r.cells(), cell))
 }
 
+// cellTicks keeps names off the axis: not every reader has a font of the measures that they were placed by.
 func (r *results) cellTicks() []plot.Tick {
 	var ticks []plot.Tick
 	for _, cell := range r.cells() {
-		ticks = append(ticks, plot.Tick{Value: r.height(cell), Label: cell})
+		ticks = append(ticks, plot.Tick{Value: r.height(cell), Label: cell + "   "})
 	}
 	return ticks
 }
