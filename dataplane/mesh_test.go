@@ -165,7 +165,11 @@ func (tt *testTransport) Dial(ctx context.Context, agent netip.AddrPort, p trans
 }
 
 func (tt *testTransport) Accept(ctx context.Context, c net.Conn) (net.Conn, transport.Protocol, error) {
-	return tt.Plain.Accept(ctx, &silenceableConn{c, tt.node})
+	c, p, err := tt.Plain.Accept(ctx, c)
+	if err != nil {
+		return nil, "", err
+	}
+	return &silenceableConn{c, tt.node}, p, nil
 }
 
 // silenceableConn swallows what its node says while that is silent.

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
@@ -81,7 +82,7 @@ func NewClient(c net.Conn, cfg Config) *Conn { return newConn(c, cfg, false) }
 
 func newConn(nc net.Conn, cfg Config, server bool) *Conn {
 	c := &Conn{
-		net: nc, server: server, trusted: cfg.Trusted, handler: cfg.Handler,
+		net: sockets.Wired(nc), server: server, trusted: cfg.Trusted, handler: cfg.Handler,
 		streams: map[uint32]*Stream{}, window: 65535, received: connWindow, initial: 65535, next: 1,
 		ready: make(chan struct{}),
 	}

@@ -1,9 +1,7 @@
 package h2
 
 import (
-	"net"
 	"sync"
-	"syscall"
 
 	"github.com/headroom-mesh/headroom/dataplane/sockets"
 )
@@ -27,36 +25,23 @@ func (b *Buffers) put(p []byte) {
 	}
 }
 
-// input reads a connection. While it waits for a plain one it holds no buffer.
+// input reads a connection. While it waits it holds no buffer.
 type input struct {
 	conn    *Conn
 	buffers *Buffers
 	b       []byte // nil if nothing is left to read in it
 	r, w    int
 
-	raw    syscall.RawConn // nil if the connection is not plain
-	try    func(fd uintptr) bool
+	wire   *sockets.Wire // nil if the connection can't be read without waiting
+	try    func() bool
 	tryErr error
 }
 
 func (i *input) init(c *Conn, cfg Config) {
 	i.conn, i.buffers = c, cfg.Buffers
 	i.b, i.w = cfg.Begun, len(cfg.Begun)
-	i.raw = rawConn(c.net)
+	i.wire = sockets.WireOf(c.net)
 	i.try = i.tryRead
-}
-
-// rawConn returns what can be read and written without waiting, nil if that is impossible.
-func rawConn(c net.Conn) syscall.RawConn {
-	switch c := c.(type) {
-	case *net.TCPConn:
-		raw, _ := c.SyscallConn()
-		return raw
-	case *net.UnixConn:
-		raw, _ := c.SyscallConn()
-		return raw
-	}
-	return nil
 }
 
 // Read reads what is there; if nothing is, it waits.
@@ -89,9 +74,9 @@ func (i *input) fill() error {
 
 func (i *input) wait() (err error) {
 	i.r, i.w = 0, 0
-	if i.raw != nil {
+	if i.wire != nil {
 		i.release()
-		if err = i.raw.Read(i.try); err == nil {
+		if err = i.wire.Attend(i.try); err == nil {
 			err = i.tryErr
 		}
 		return err
@@ -115,13 +100,12 @@ func (i *input) release() {
 }
 
 // tryRead reads without waiting. It returns false if there is nothing yet.
-func (i *input) tryRead(fd uintptr) bool {
+func (i *input) tryRead() bool {
 	i.acquire()
-	n, err, done := sockets.Read(fd, i.b)
-	if !done {
+	i.w, i.tryErr = i.wire.ReadThrough(i.conn.net, i.b)
+	if i.tryErr == sockets.ErrNothing {
 		i.release()
 		return false
 	}
-	i.w, i.tryErr = n, err
 	return true
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"slices"
 	"sync"
-	"syscall"
 
 	"github.com/headroom-mesh/headroom/dataplane/sockets"
 	"golang.org/x/net/http2"
@@ -19,17 +18,12 @@ type output struct {
 	busy  bool       // somebody is writing
 	wake  *sync.Cond // the writer
 
-	raw    syscall.RawConn // nil if the connection is not plain
-	try    func(fd uintptr) bool
-	trying []byte
-	tried  int
-	tryErr error
+	wire *sockets.Wire // nil if the connection is not plain
 }
 
 func (o *output) init(c *Conn) {
 	o.wake = sync.NewCond(&c.mu)
-	o.raw = rawConn(c.net)
-	o.try = o.tryWrite
+	o.wire, _ = c.net.(*sockets.Wire)
 }
 
 // Write gathers.
@@ -76,12 +70,6 @@ func (o *output) shrinkLocked() {
 	}
 }
 
-// tryWrite writes without waiting.
-func (o *output) tryWrite(fd uintptr) bool {
-	o.tried, o.tryErr = sockets.Write(fd, o.trying)
-	return true
-}
-
 // FlushAfter flushes another connection once all was handed over that c has read by now. Only a Handler of c may call it,
 // and not from Writable.
 func (c *Conn) FlushAfter(other *Conn) {
@@ -105,17 +93,12 @@ func (c *Conn) Flush() {
 	defer c.mu.Unlock()
 	o := &c.output
 	for !o.busy && o.rest == nil && len(o.b) > 0 {
-		if o.raw == nil {
+		if o.wire == nil {
 			break
 		}
 		batch := o.takeLocked()
 		c.mu.Unlock()
-		o.trying = batch
-		err := o.raw.Write(o.try)
-		n := o.tried
-		if err == nil {
-			err = o.tryErr
-		}
+		n, err := o.wire.WriteNow(batch)
 		if err != nil {
 			c.net.Close() // the reader tells
 			n = len(batch)

@@ -277,17 +277,13 @@ func (x *exchange) send() *fault.Error {
 
 // say writes the request, and reads what comes of it if it is whole.
 func (x *exchange) say(out []byte) (sent int, err error) {
-	switch {
-	case x.body.done && x.up.raw != nil:
-		sent, err = x.up.ask(out, &x.session.up, x.up.kept)
-	case x.up.kept && !x.up.quiet():
-		err = errDead
+	if x.body.done && x.up.wire != nil {
+		return x.up.ask(out, &x.session.up, x.up.kept)
 	}
-	if err != nil || sent == len(out) {
-		return sent, err
+	if x.up.kept && !x.up.quiet() {
+		return 0, errDead
 	}
-	n, err := x.up.Write(out[sent:])
-	return sent + n, err
+	return x.up.Write(out)
 }
 
 // broken returns the fault that a failure before any answer amounts to.

@@ -27,8 +27,8 @@ type session struct {
 	place  *place
 	*work  // nil while there is no call
 
-	attend    func(fd uintptr) bool // attendNow
-	attentive bool                  // it serves, too
+	attend    func() bool // attendNow
+	attentive bool        // it serves, too
 	first     [1]byte
 	firstErr  error
 	lingers   bool // after the last call
@@ -197,9 +197,9 @@ func (s *session) awaitFirst() bool {
 		return false
 	}
 	var err error
-	if s.conn.plain != nil {
+	if s.conn.wire != nil {
 		s.firstErr = nil
-		if err = s.conn.raw.Read(s.attend); err == nil {
+		if err = s.conn.wire.Attend(s.attend); err == nil {
 			err = s.firstErr
 		}
 	} else {
@@ -224,13 +224,12 @@ func (s *session) enterIdle() bool {
 }
 
 // attendNow is called when there may be something to read. It serves what it can without reading on, and returns false to
-// be called again when there is more: as long as it does, nothing is read in vain.
-func (s *session) attendNow(fd uintptr) bool {
+// be called again when there is more.
+func (s *session) attendNow() bool {
 	for {
 		s.acquire()
-		room := s.in.room()
-		n, err, done := sockets.Read(fd, room)
-		if !done {
+		n, err := s.conn.readNow(s.in.room())
+		if err == sockets.ErrNothing {
 			s.release()
 			return false
 		}
@@ -238,13 +237,9 @@ func (s *session) attendNow(fd uintptr) bool {
 		if err != nil || !s.serveWhole() {
 			return true
 		}
-		s.release()
 		if !s.enterIdle() {
 			s.firstErr = errOver
 			return true
-		}
-		if n < len(room) { // there was no more, and what comes next will be told
-			return false
 		}
 	}
 }

@@ -3,7 +3,7 @@ package relay
 import (
 	"errors"
 	"net"
-	"syscall"
+	"sync/atomic"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/sockets"
@@ -12,25 +12,28 @@ import (
 // socket is a connection, and what the kernel says of it.
 type socket struct {
 	net.Conn
-	plain *net.TCPConn    // nil if it is something else, or encrypted
-	raw   syscall.RawConn // nil if there is no file descriptor
+	wire  *sockets.Wire // the connection, or what it stands on; nil if there is no file descriptor
+	plain *net.TCPConn  // nil if it is something else, or encrypted
+	mute  atomic.Bool   // Close says nothing
 
 	// Made once, these need no memory each time.
 
 	peek  func(fd uintptr)
 	empty bool // what it found
-	talk  func(fd uintptr) bool
+	talk  func() bool
 	asking
 }
 
 func newSocket(c net.Conn) *socket {
-	s := &socket{Conn: c}
-	s.plain, _ = c.(*net.TCPConn)
-	if sc, ok := below(c).(syscall.Conn); ok {
-		s.raw, _ = sc.SyscallConn()
+	s := &socket{Conn: sockets.Wired(c)}
+	if s.wire = sockets.WireOf(s.Conn); s.wire != nil && s.Conn == s.wire {
+		s.plain, _ = s.wire.NetConn().(*net.TCPConn)
 	}
 	return s
 }
+
+// readNow reads what has come, or returns sockets.ErrNothing. Only what the wire's Attend runs may call it.
+func (s *socket) readNow(b []byte) (int, error) { return s.wire.ReadThrough(s.Conn, b) }
 
 // below returns the connection that others, such as that of TLS, stand on.
 func below(c net.Conn) net.Conn {
@@ -59,13 +62,19 @@ func (s *socket) cut() { below(s.Conn).Close() }
 
 // discredit keeps the other end from taking it for an ordinary end when the connection is closed.
 func (s *socket) discredit() {
-	c := below(s.Conn)
-	if l, ok := c.(interface{ SetLinger(sec int) error }); ok {
+	if l, ok := below(s.Conn).(interface{ SetLinger(sec int) error }); ok {
 		l.SetLinger(0)
 	}
-	if c != s.Conn {
-		c.Close() // before TLS says that this is the end
+	s.mute.Store(true)
+}
+
+// Close closes the connection, with the word that TLS has for it unless the end is to look like none.
+func (s *socket) Close() error {
+	if s.mute.Load() {
+		s.cut()
+		return nil
 	}
+	return s.Conn.Close()
 }
 
 // asking is a request that is sent, and the wait for the answer.
@@ -82,13 +91,13 @@ var errDead = errors.New("it was closed, or something came unasked")
 
 // ask writes a request, and waits for the answer, of which it reads what is there. It is as little work for the kernel as
 // can be: as the wait begins before the request is written, nothing has to be read in vain. If check is set the connection
-// has to be quiet before. If less was sent than all, the rest is for the caller to send, and nothing was read.
+// has to be quiet before.
 func (s *socket) ask(out []byte, into *buffer, check bool) (sent int, err error) {
 	if s.talk == nil {
 		s.talk = s.askNow
 	}
 	s.asking = asking{out: out, in: into.room(), check: check}
-	err = s.raw.Read(s.talk)
+	err = s.wire.Attend(s.talk)
 	a := s.asking
 	s.asking = asking{}
 	into.w += a.got
@@ -99,49 +108,41 @@ func (s *socket) ask(out []byte, into *buffer, check bool) (sent int, err error)
 }
 
 // askNow is called at first, and each time that there may be something to read.
-func (s *socket) askNow(fd uintptr) bool {
+func (s *socket) askNow() bool {
 	a := &s.asking
-	switch {
-	case !a.asked:
-		a.asked = true
-		if a.check && !nothingToRead(fd) {
-			a.err = errDead
-			return true
-		}
-		if s.plain != nil {
-			a.sent, a.err = sockets.Write(fd, a.out)
-		} else {
-			a.sent, a.err = s.Conn.Write(a.out)
-		}
-		return a.err != nil || a.sent < len(a.out)
-	case s.plain == nil:
+	if a.asked {
+		a.got, a.err = s.readNow(a.in)
+		return a.err != sockets.ErrNothing
+	}
+	a.asked = true
+	if a.check && !nothingToRead(s.wire.FD()) {
+		a.err = errDead
 		return true
 	}
-	var done bool
-	a.got, a.err, done = sockets.Read(fd, a.in)
-	return done
+	a.sent, a.err = s.Write(a.out)
+	return a.err != nil
 }
 
 // quiet reports whether the connection is open and nothing has come that nobody read: whether it can be used again. Only
 // one goroutine at a time may ask.
 func (s *socket) quiet() bool {
-	if s.raw == nil {
+	if s.wire == nil {
 		q, ok := s.Conn.(interface{ Quiet() bool })
 		return !ok || q.Quiet()
 	}
 	if s.peek == nil {
 		s.peek = func(fd uintptr) { s.empty = nothingToRead(fd) }
 	}
-	return s.raw.Control(s.peek) == nil && s.empty
+	return s.wire.Control(s.peek) == nil && s.empty
 }
 
 // hungUp reports whether the other end has closed the connection, though there may be bytes left to read.
 func (s *socket) hungUp() bool {
-	if s.raw == nil {
+	if s.wire == nil {
 		h, ok := s.Conn.(interface{ HungUp() bool })
 		return ok && h.HungUp()
 	}
 	gone := false
-	err := s.raw.Control(func(fd uintptr) { gone = closedByPeer(fd) })
+	err := s.wire.Control(func(fd uintptr) { gone = closedByPeer(fd) })
 	return err == nil && gone
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
@@ -173,14 +172,14 @@ type source struct {
 	n     int
 	err   error
 
-	ready func(fd uintptr) bool // readReady; nil if the kernel can't say when there is something to read
-	sip   []byte                // what is read into then,
-	more  bool                  // unless there was so much last time that there is likely more
+	ready func() bool // readReady; nil if the kernel can't say when there is something to read
+	sip   []byte      // what is read into then,
+	more  bool        // unless there was so much last time that there is likely more
 }
 
 func newSource(from *socket, pieces *sync.Pool) *source {
 	s := &source{from: from, pieces: pieces}
-	if _, ok := from.Conn.(syscall.Conn); ok {
+	if from.wire != nil {
 		s.ready = s.readReady
 	} else {
 		s.sip = make([]byte, sipSize)
@@ -191,7 +190,7 @@ func newSource(from *socket, pieces *sync.Pool) *source {
 // read waits for bytes, and returns them. They are valid until giveUp. The error is io.EOF at the end.
 func (s *source) read() ([]byte, error) {
 	if s.ready != nil {
-		if err := s.from.raw.Read(s.ready); err != nil {
+		if err := s.from.wire.Attend(s.ready); err != nil {
 			return nil, err
 		}
 		return s.piece[:s.n], s.err
@@ -207,13 +206,14 @@ func (s *source) read() ([]byte, error) {
 }
 
 // readReady reads without waiting. It returns false if there is nothing.
-func (s *source) readReady(fd uintptr) bool {
+func (s *source) readReady() bool {
 	s.take()
-	var done bool
-	if s.n, s.err, done = sockets.Read(fd, s.piece[:]); !done {
+	s.n, s.err = s.from.readNow(s.piece[:])
+	if s.err == sockets.ErrNothing {
 		s.giveUp()
+		return false
 	}
-	return done
+	return true
 }
 
 func (s *source) take() {

@@ -34,7 +34,7 @@ func Accept(ctx context.Context, l net.Listener, log *slog.Logger) (net.Conn, er
 // Read reads what there is. It returns false if there is nothing yet.
 func Read(fd uintptr, b []byte) (n int, err error, done bool) {
 	for {
-		n, err := syscall.Read(int(fd), b)
+		n, err := read(fd, b)
 		switch {
 		case err == syscall.EINTR:
 		case err == syscall.EAGAIN:
@@ -52,7 +52,7 @@ func Read(fd uintptr, b []byte) (n int, err error, done bool) {
 // Write writes what can be written without waiting, which may be nothing.
 func Write(fd uintptr, b []byte) (n int, err error) {
 	for {
-		n, err := syscall.Write(int(fd), b)
+		n, err := write(fd, b)
 		switch {
 		case err == syscall.EINTR:
 		case err == syscall.EAGAIN:

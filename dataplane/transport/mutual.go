@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/identity"
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -198,7 +199,7 @@ func (m *Mutual) accept(ctx context.Context, raw net.Conn) (net.Conn, Protocol, 
 }
 
 func (m *Mutual) acceptTLS(ctx context.Context, raw net.Conn) (net.Conn, Protocol, error) {
-	c := tls.Server(raw, m.server)
+	c := tls.Server(sockets.Wired(raw), m.server)
 	err := within(ctx, raw, func() error {
 		if err := c.Handshake(); err != nil {
 			return accepted(err)

@@ -27,6 +27,7 @@ import (
 
 	"github.com/headroom-mesh/headroom/dataplane/identity"
 	"github.com/headroom-mesh/headroom/dataplane/identity/ca"
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 	"github.com/headroom-mesh/headroom/dataplane/transport"
 	"github.com/headroom-mesh/headroom/registry"
 	"github.com/prometheus/client_golang/prometheus"
@@ -177,7 +178,7 @@ func TestMutual(t *testing.T) {
 		if state.DidResume != (i > 0) {
 			t.Errorf("connection %d: resumed: %v", i, state.DidResume)
 		}
-		if _, ok := c.(*tls.Conn).NetConn().(*net.TCPConn); !ok {
+		if _, ok := c.(*tls.Conn).NetConn().(*sockets.Wire); !ok {
 			t.Errorf("below TLS is a %T", c.(*tls.Conn).NetConn())
 		}
 		c.Close()

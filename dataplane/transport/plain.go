@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 )
 
 // Plain is a Transport in the clear: neither end proves who it is. The dialer says what it wants in one line, such as
@@ -40,15 +42,19 @@ func (Plain) Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Co
 func dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error) {
 	d := net.Dialer{KeepAliveConfig: keepAlive()}
 	c, err := d.DialContext(ctx, "tcp", agent.String())
-	if err == nil && !p.carriesRequests() {
+	if err != nil {
+		return nil, err
+	}
+	if !p.carriesRequests() {
 		limitUnacknowledged(c)
 	}
-	return c, err
+	return sockets.Wired(c), nil
 }
 
 // Accept reads the line that Dial wrote, and nothing after it.
 func (Plain) Accept(ctx context.Context, c net.Conn) (net.Conn, Protocol, error) {
 	watch(c)
+	c = sockets.Wired(c)
 	var p Protocol
 	err := within(ctx, c, func() (err error) {
 		p, err = readPreface(c)

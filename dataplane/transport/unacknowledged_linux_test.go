@@ -4,6 +4,8 @@ import (
 	"net"
 	"syscall"
 	"testing"
+
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 )
 
 // TestLimitUnacknowledged expects the kernel's limit where readers never pause, and nowhere else.
@@ -18,11 +20,7 @@ func TestLimitUnacknowledged(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		raw, err := c.(*net.TCPConn).SyscallConn()
-		if err != nil {
-			t.Fatal(err)
-		}
-		raw.Control(func(fd uintptr) {
+		sockets.WireOf(c).Control(func(fd uintptr) {
 			if got, err := syscall.GetsockoptInt(int(fd), syscall.IPPROTO_TCP, 18); err != nil || got != want {
 				t.Errorf("%s: limit of %d ms, %v; want %d", p, got, err, want)
 			}
