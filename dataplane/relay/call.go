@@ -23,12 +23,16 @@ func (s *session) serve(headLength int) bool {
 	defer s.in.free()
 	s.head.source = s.source
 	s.body.begin(&s.head.Request)
+	s.ended = time.Time{}
 	if !s.place.waitsSince(answer, s.engine.watch.now()) {
 		return false
 	}
 	call := s.entry.Router.Begin(&s.head, time.Now())
 	ending, keep := s.carry(call)
-	call.End(ending, time.Now())
+	if s.ended.IsZero() {
+		s.ended = time.Now()
+	}
+	call.End(ending, s.ended)
 	return keep && !s.ending.Load()
 }
 
@@ -206,6 +210,7 @@ func (s *session) exchange(call Call, hop *Hop, up *upstreamConn) (e Ending, kee
 
 func (x *exchange) begin(s *session, call Call, hop *Hop, up *upstreamConn) {
 	*x = exchange{session: s, call: call, hop: hop, up: up}
+	s.ended = time.Time{}
 }
 
 // putBy keeps the connection for another call, if it is fit for one.
@@ -278,7 +283,8 @@ func (x *exchange) send() *fault.Error {
 // say writes the request, and reads what comes of it if it is whole.
 func (x *exchange) say(out []byte) (sent int, err error) {
 	if x.body.done && x.up.wire != nil {
-		return x.up.ask(out, &x.session.up, x.up.kept)
+		again := !x.body.spilt && h1.Idempotent(x.head.Request.Method)
+		return x.up.ask(out, &x.session.up, x.up.doubtful(again))
 	}
 	if x.up.kept && !x.up.quiet() {
 		return 0, errDead
@@ -342,7 +348,11 @@ func (x *exchange) receive() (e Ending, failed *fault.Error) {
 	if f := x.checkSwitch(); f != nil {
 		return e, f
 	}
-	fields, no := x.call.Answered(&s.resp, time.Now())
+	now := time.Now()
+	fields, no := x.call.Answered(&s.resp, now)
+	if s.resp.Framing == h1.Length && s.resp.Length <= int64(len(s.up.bytes())) {
+		s.ended = now // all of it has come
+	}
 	if no != nil {
 		x.whole = x.discard()
 		return e, no

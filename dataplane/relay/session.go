@@ -145,9 +145,10 @@ func (s *session) hangUp() {
 // waitsOn lets hangUp end what waits for c. It returns false if the caller is gone already.
 func (s *session) waitsOn(c *upstreamConn) bool {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.upstream = c
-	return !s.hungUp
+	here := !s.hungUp
+	s.mu.Unlock()
+	return here
 }
 
 // cancelable returns a context that ends when the caller is gone.
@@ -258,7 +259,10 @@ func (s *session) serveWhole() bool {
 		if n == 0 || err != nil || !s.isWhole(n) {
 			return false
 		}
-		if !s.serve(n) {
+		s.conn.wire.Direct(true)
+		more := s.serve(n)
+		s.conn.wire.Direct(false)
+		if !more {
 			s.firstErr = errOver
 			return false
 		}

@@ -119,7 +119,9 @@ func (s *socket) askNow() bool {
 		a.err = errDead
 		return true
 	}
+	s.wire.Direct(true)
 	a.sent, a.err = s.Write(a.out)
+	s.wire.Direct(false)
 	return a.err != nil
 }
 

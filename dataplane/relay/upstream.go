@@ -40,6 +40,7 @@ type Upstream struct {
 
 	idle []*upstreamConn // the one used last is at the end
 	open map[*upstreamConn]bool
+	cuts int
 
 	http2   []*http2Conn
 	dialing *dialing // a connection of HTTP/2 being made
@@ -51,6 +52,7 @@ type upstreamConn struct {
 	upstream *Upstream
 	kept     bool  // a call has ended well on it
 	used     int64 // in milliseconds since 1970; last
+	since    int   // how often the upstream had been cut before
 }
 
 // idleConn returns a connection that can be used again, nil if there is none.
@@ -91,7 +93,7 @@ func (u *Upstream) dial(ctx context.Context, p Protocol) (*upstreamConn, error) 
 	if u.open == nil {
 		u.open = map[*upstreamConn]bool{}
 	}
-	u.open[c] = true
+	u.open[c], c.since = true, u.cuts
 	u.mu.Unlock()
 	if first {
 		u.engine.register(u)
@@ -99,12 +101,18 @@ func (u *Upstream) dial(ctx context.Context, p Protocol) (*upstreamConn, error) 
 	return c, nil
 }
 
+// doubtful reports whether the connection should be looked at before a request is sent on it that can't be sent again, or
+// at all: those to agents, which say nothing unasked, may be used at once for what can be sent again.
+func (c *upstreamConn) doubtful(again bool) bool {
+	return c.kept && !(again && c.upstream.target.Agent && c.used == c.upstream.engine.watch.now())
+}
+
 // keep puts the connection by for the next call.
 func (c *upstreamConn) keep() {
 	u := c.upstream
 	c.kept, c.used = true, u.engine.watch.now()
 	u.mu.Lock()
-	fits := len(u.idle) < maxIdle && u.open[c]
+	fits := len(u.idle) < maxIdle && c.since == u.cuts
 	if fits {
 		u.idle = append(u.idle, c)
 	}
@@ -149,6 +157,7 @@ func (u *Upstream) Cut() {
 	u.mu.Lock()
 	all := u.open
 	u.open, u.idle = nil, nil
+	u.cuts++
 	streams := append([]*http2Conn(nil), u.http2...)
 	u.mu.Unlock()
 	for _, c := range streams {

@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"net/netip"
+	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/h1"
 )
@@ -22,6 +23,7 @@ type work struct {
 	reply h1.Decoder
 	hop   Hop
 	x     exchange
+	ended time.Time // when the end of the answer had come; zero: not yet, or it is not known
 }
 
 func newWork() *work {

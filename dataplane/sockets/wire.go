@@ -16,6 +16,7 @@ type Wire struct {
 
 	attending func() bool // Attend runs it; nil: nobody attends
 	attended  bool        // it is running
+	direct    bool        // it writes, too
 	fd        uintptr     // then
 	dry       bool        // all was read that had come when it was called
 	moved     bool        // something was
@@ -120,6 +121,9 @@ func (w *Wire) ReadThrough(c net.Conn, b []byte) (int, error) {
 	}
 }
 
+// Direct says whether what Attend runs also writes, as then that takes less. While it does nobody else may.
+func (w *Wire) Direct(on bool) { w.direct = on }
+
 // Read reads what has come; if nothing has, it waits.
 func (w *Wire) Read(b []byte) (int, error) {
 	if !w.attended {
@@ -144,19 +148,26 @@ func (w *Wire) takeNow(fd uintptr) (done bool) {
 
 // Write writes all.
 func (w *Wire) Write(b []byte) (int, error) {
+	if !w.direct {
+		return w.write(transfer{b: b})
+	}
+	n, err := Write(w.fd, b)
+	if n == len(b) || err != nil {
+		return n, err
+	}
+	rest, err := w.write(transfer{b: b[n:]})
+	return n + rest, err
+}
+
+func (w *Wire) write(t transfer) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.out.b = b
+	w.out = t
 	return w.out.end(w.raw.Write(w.give))
 }
 
 // WriteNow writes what can be written without waiting.
-func (w *Wire) WriteNow(b []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.out = transfer{b: b, once: true}
-	return w.out.end(w.raw.Write(w.give))
-}
+func (w *Wire) WriteNow(b []byte) (int, error) { return w.write(transfer{b: b, once: true}) }
 
 // giveNow writes what can be written without waiting, and reports whether that was all.
 func (w *Wire) giveNow(fd uintptr) bool {
