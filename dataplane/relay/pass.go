@@ -115,7 +115,7 @@ func appendNode(dst []byte, a netip.Addr) []byte {
 func (x *exchange) upload() {
 	s := x.session
 	for !s.body.done {
-		if s.in.r == s.in.w && x.canSpliceUp() && !x.spliceUp() {
+		if s.in.r == s.in.w && x.canCarryUp() && !x.carryUp() {
 			return
 		}
 		if err := s.in.fill(s.conn); err != nil {
@@ -142,28 +142,25 @@ func (x *exchange) upload() {
 	x.delivered = true
 }
 
-// worthSplicing is the length from which a body goes from socket to socket inside the kernel.
-const worthSplicing = 128 << 10
-
-// canSpliceUp reports whether the kernel can move the rest of the body. What it moves is not kept to be sent again: so the
-// beginning does not go that way, with which most failures come.
-func (x *exchange) canSpliceUp() bool {
-	b := &x.body
-	return b.framing == h1.Length && b.left >= worthSplicing && x.conn.plain != nil && x.up.plain != nil && len(b.kept) >= keptLimit/2
-}
-
-// spliceUp lets the kernel move all but the end of the body, and reports whether it did. The end goes the ordinary way: so
-// it is known that all was read before the replica, which has it then, can answer.
-func (x *exchange) spliceUp() bool {
+// carryUp moves all but the end of the body, and reports whether it did. The end goes the ordinary way: so it is known that
+// all was read before the replica, which has it then, can answer.
+func (x *exchange) carryUp() bool {
 	s := x.session
 	s.body.spilt = true
 	most := s.body.left - bufferSize
-	n, err := x.up.plain.ReadFrom(&io.LimitedReader{R: s.conn.plain, N: most})
+	var n int64
+	var err error
+	var failing *socket
+	if s.conn.plain != nil && x.up.plain != nil {
+		n, err = x.up.plain.ReadFrom(&io.LimitedReader{R: s.conn.plain, N: most})
+	} else if n, failing, err = carryOn(x.up.socket, s.conn, most, &s.server.pieces); failing == x.up.socket {
+		return false // the answer tells, or that there is none
+	}
 	s.body.left -= n
 	if n == most {
 		return true
 	}
-	if !errors.Is(err, os.ErrDeadlineExceeded) && (err == nil || s.conn.hungUp()) {
+	if !errors.Is(err, os.ErrDeadlineExceeded) && (err == nil || failing == s.conn || s.conn.hungUp()) {
 		x.callerFails(io.ErrUnexpectedEOF)
 	}
 	return false
@@ -273,8 +270,8 @@ func (x *exchange) passLength(left int64) error {
 		if left == 0 {
 			return nil
 		}
-		if left >= worthSplicing && s.conn.plain != nil && x.up.plain != nil {
-			return x.spliceDown(left)
+		if left >= worthCarrying {
+			return x.carryDown(left)
 		}
 		if err := s.up.fill(x.up.socket); err != nil {
 			return err
@@ -293,8 +290,15 @@ func (x *exchange) flushAnd(data []byte) error {
 	return nil
 }
 
-// spliceDown lets the kernel move the rest of the body.
-func (x *exchange) spliceDown(left int64) error {
+// carryDown moves the rest of the body.
+func (x *exchange) carryDown(left int64) error {
+	if x.conn.plain == nil || x.up.plain == nil {
+		_, failing, err := carryOn(x.conn, x.up.socket, left, &x.server.pieces)
+		if failing == x.conn {
+			return errCaller
+		}
+		return err
+	}
 	n, err := x.conn.plain.ReadFrom(&io.LimitedReader{R: x.up.plain, N: left})
 	switch {
 	case err != nil && x.conn.hungUp():

@@ -56,7 +56,7 @@ type server struct {
 	engine *Engine
 	entry  Entry
 	wg     sync.WaitGroup
-	pieces sync.Pool // of *piece
+	pieces pieces
 
 	mu sync.Mutex
 	// mu guards the fields below.

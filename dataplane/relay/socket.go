@@ -22,6 +22,8 @@ type socket struct {
 	empty bool // what it found
 	talk  func() bool
 	asking
+	drain func() bool
+	draining
 }
 
 func newSocket(c net.Conn) *socket {
@@ -84,6 +86,13 @@ type asking struct {
 	asked     bool
 	sent, got int
 	err       error
+}
+
+// draining is a wait for much at once.
+type draining struct {
+	into []byte
+	got  int
+	err  error
 }
 
 // errDead is what is wrong with a connection on which something came that nobody asked for, such as its end.

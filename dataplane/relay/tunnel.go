@@ -13,8 +13,6 @@ import (
 )
 
 const (
-	// pieceSize is what a tunnel carries at once.
-	pieceSize = 32 << 10
 	// bulk is how many full pieces in a row are worth the pipe by which the kernel moves what follows (splice).
 	bulk = 8
 	// sipSize is what is read at once where nothing is known to be there: as there it must be held while nothing comes, it is small.
@@ -69,7 +67,7 @@ func (s *session) lend() (regain func()) {
 // tunnel carries bytes between two connections.
 type tunnel struct {
 	caller, replica *socket
-	pieces          *sync.Pool // of *piece
+	pieces          *pieces
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -78,8 +76,6 @@ type tunnel struct {
 	heard   bool         // the replica has said all that it had to say
 	failure fault.Reason // why it ended before its time
 }
-
-type piece [pieceSize]byte
 
 // pour copies all that comes from one connection to another, and then tells the other that there is no more. If that fails
 // both are of no use any more, and are closed so that nobody takes that for an ordinary end.
@@ -131,7 +127,7 @@ func (t *tunnel) carry(to, from *socket, early []byte) (failing *socket) {
 	for full := 0; !kernelCan || full < bulk; {
 		b, err := src.read()
 		if len(b) > 0 {
-			if _, err := to.Write(b); err != nil {
+			if err := to.writeMuch(b, t.pieces); err != nil {
 				return to
 			}
 		}
@@ -140,7 +136,7 @@ func (t *tunnel) carry(to, from *socket, early []byte) (failing *socket) {
 			return nil
 		case err != nil:
 			return from
-		case len(b) == pieceSize:
+		case len(b) == pieceRoom:
 			full++
 		default:
 			full = 0
@@ -166,7 +162,7 @@ func splice(to, from *socket) (failing *socket) {
 // source is where one direction of a tunnel comes from. It has no memory for bytes until there are some.
 type source struct {
 	from   *socket
-	pieces *sync.Pool // of *piece
+	pieces *pieces
 
 	piece *piece // in which the bytes are that were read last; nil: not in one
 	n     int
@@ -177,7 +173,7 @@ type source struct {
 	more  bool        // unless there was so much last time that there is likely more
 }
 
-func newSource(from *socket, pieces *sync.Pool) *source {
+func newSource(from *socket, pieces *pieces) *source {
 	s := &source{from: from, pieces: pieces}
 	if from.wire != nil {
 		s.ready = s.readReady
@@ -198,7 +194,7 @@ func (s *source) read() ([]byte, error) {
 	into := s.sip
 	if s.more {
 		s.take()
-		into = s.piece[:]
+		into = s.piece[:pieceRoom]
 	}
 	n, err := s.from.Read(into)
 	s.more = n >= len(s.sip)
@@ -208,7 +204,7 @@ func (s *source) read() ([]byte, error) {
 // readReady reads without waiting. It returns false if there is nothing.
 func (s *source) readReady() bool {
 	s.take()
-	s.n, s.err = s.from.readNow(s.piece[:])
+	s.n, s.err = s.from.readAllNow(s.piece[:pieceRoom])
 	if s.err == sockets.ErrNothing {
 		s.giveUp()
 		return false
@@ -216,18 +212,12 @@ func (s *source) readReady() bool {
 	return true
 }
 
-func (s *source) take() {
-	if p, ok := s.pieces.Get().(*piece); ok {
-		s.piece = p
-	} else {
-		s.piece = new(piece)
-	}
-}
+func (s *source) take() { s.piece = s.pieces.take() }
 
 // giveUp gives up the memory for the bytes that were read.
 func (s *source) giveUp() {
 	if s.piece != nil {
-		s.pieces.Put(s.piece)
+		s.pieces.put(s.piece)
 		s.piece = nil
 	}
 }

@@ -25,9 +25,10 @@ type Wire struct {
 	attend, take, give func(fd uintptr) bool // made once, these need no memory each time
 
 	mu sync.Mutex
-	// mu guards the field below.
+	// mu guards the fields below.
 
-	out transfer
+	out      transfer
+	gathered []byte // what was written since Gather; nil: nothing is gathered
 }
 
 // transfer is a read or write that may have to wait.
@@ -162,8 +163,28 @@ func (w *Wire) Write(b []byte) (int, error) {
 func (w *Wire) write(t transfer) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.gathered != nil {
+		w.gathered = append(w.gathered, t.b...)
+		return len(t.b), nil
+	}
 	w.out = t
 	return w.out.end(w.raw.Write(w.give))
+}
+
+// Gather gathers what is written, in b's memory if that suffices, until Flush writes it all at once.
+func (w *Wire) Gather(b []byte) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.gathered = b[:0]
+}
+
+// Flush writes what was gathered.
+func (w *Wire) Flush() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.out.b, w.gathered = w.gathered, nil
+	_, err := w.out.end(w.raw.Write(w.give))
+	return err
 }
 
 // WriteNow writes what can be written without waiting.
