@@ -83,11 +83,12 @@ func (w *Wire) CloseWrite() error {
 }
 
 // ErrNothing means that nothing has come, yet. TLS takes it for an error that passes: what it has of a record it keeps.
-var ErrNothing net.Error = nothing{}
+const ErrNothing = nothing("nothing has come, yet")
 
-type nothing struct{}
+// nothing is a net.Error.
+type nothing string
 
-func (nothing) Error() string   { return "nothing has come, yet" }
+func (n nothing) Error() string { return string(n) }
 func (nothing) Timeout() bool   { return false }
 func (nothing) Temporary() bool { return true }
 
