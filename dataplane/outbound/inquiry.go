@@ -42,7 +42,7 @@ func (o *Outbound) inquire(ctx context.Context, s *service, b *balancer.Balancer
 	}
 	now := time.Now()
 	for i, e := range q.targets {
-		o.ask(now, s, e, probe.Request{Endpoint: e.ID, Key: key}, b.Policy.Prequal.ProbeTimeout, q, uint64(i))
+		o.ask(now, s, e, probe.Request{Endpoint: e.ID, Key: key, Urgent: true}, b.Policy.Prequal.ProbeTimeout, q, uint64(i))
 	}
 	select {
 	case <-q.over:

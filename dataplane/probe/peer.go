@@ -53,6 +53,7 @@ type peer struct {
 	ring   ring
 	missed int    // how many in ring are late
 	frames []byte // what the connection's writer has yet to write
+	urgent bool   // whether that must not wait
 }
 
 func newPeer(addr netip.AddrPort, cfg *Config, m *metrics) *peer {
@@ -88,6 +89,7 @@ func (p *peer) queueLocked(q Request, o outstanding) bool {
 		return false
 	}
 	p.frames, _ = AppendRequest(p.frames, id, q) // the length has been checked
+	p.urgent = p.urgent || q.Urgent
 	p.armLocked(o.deadline, o.sent)
 	return true
 }
@@ -230,23 +232,54 @@ func (p *peer) ping() {
 	signal(p.wake)
 }
 
-// write writes what is queued, all at once, whenever something is.
+// gathering is the least time between two writes: probes that are due meanwhile, at thousands a second, share one. It is nothing
+// to what they are reused for, and most of what they cost is the writes, and the reads at both ends.
+const gathering = time.Millisecond
+
+// write writes what is queued, all at once.
 func (p *peer) write(ctx context.Context, c net.Conn) error {
 	var frames []byte
+	pause := time.NewTimer(0)
+	defer pause.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-p.wake:
 		}
+		if !p.gather(ctx, pause) {
+			return ctx.Err()
+		}
 		p.mu.Lock()
 		frames, p.frames = p.frames, frames[:0]
+		p.urgent = false
 		p.mu.Unlock()
 		if len(frames) == 0 {
+			pause.Reset(0)
 			continue
 		}
 		if _, err := c.Write(frames); err != nil {
 			return fmt.Errorf("write probes: %w", err)
+		}
+		pause.Reset(gathering)
+	}
+}
+
+// gather waits until the pause is over, or something urgent is queued. It returns false when ctx ends first.
+func (p *peer) gather(ctx context.Context, pause *time.Timer) bool {
+	for {
+		p.mu.Lock()
+		urgent := p.urgent
+		p.mu.Unlock()
+		if urgent {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-pause.C:
+			return true
+		case <-p.wake:
 		}
 	}
 }

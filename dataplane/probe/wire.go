@@ -62,6 +62,7 @@ const (
 type Request struct {
 	Endpoint registry.EndpointID // whose load
 	Key      uint64              // hash of the key of the request that is to be placed; 0: none
+	Urgent   bool                // whether somebody waits for the answer: it is sent at once, and not with those that follow
 }
 
 // Answer is what a probe finds out.
