@@ -80,6 +80,8 @@ func (a *Agent) newRegistry() error {
 		Node:         a.cfg.Node,
 		Owner:        id,
 		Agent:        a.cfg.Mesh.String(),
+		VirtualIPv4:  a.cfg.VirtualIPv4,
+		VirtualIPv6:  a.cfg.VirtualIPv6,
 		Log:          a.cfg.Log,
 		Metrics:      a.metrics,
 	}
@@ -94,6 +96,7 @@ func (a *Agent) newRegistry() error {
 	return inFlags("etcd", map[string]string{
 		"endpoints": "--etcd", "caFile": "--etcd-ca", "certFile": "--etcd-cert", "keyFile": "--etcd-key",
 		"username": "--etcd-user", "password": "--etcd-password-file", "prefix": "--etcd-prefix",
+		"virtualIPv4": "--virtual-ipv4", "virtualIPv6": "--virtual-ipv6",
 	}, err)
 }
 

@@ -72,6 +72,10 @@ type Config struct {
 	// EtcdListen and EtcdPeerListen are where the embedded etcd listens. Default: Bind with 2379 and 2380.
 	EtcdListen, EtcdPeerListen netip.AddrPort
 
+	// VirtualIPv4 and VirtualIPv6 are the ranges from which every service of the mesh gets a virtual address each. Default
+	// 240.64.0.0/12 and fd68:6561:6472::/64.
+	VirtualIPv4, VirtualIPv6 netip.Prefix
+
 	// TLS is a folder with this agent's certificate, its key and the roots to hold others to: tls.crt, tls.key and ca.crt.
 	// They are read again when they change. Default none.
 	TLS string

@@ -12,12 +12,14 @@ import (
 )
 
 // Keys of the store are, below the prefix of the mesh: services/NAME, endpoints/SERVICE/NODE/ADDRESS, policies/SERVICE,
-// nodes/NODE.
+// nodes/NODE, addresses/SERVICE, slots/N.
 const (
 	ServiceKeys  = "services/"
 	EndpointKeys = "endpoints/"
 	PolicyKeys   = "policies/"
 	NodeKeys     = "nodes/"
+	AddressKeys  = "addresses/"
+	SlotKeys     = "slots/"
 )
 
 // Record is one key of the store with its value. The key is relative to the prefix of the mesh.
@@ -36,6 +38,9 @@ func (n ServiceName) Key() string { return ServiceKeys + string(n) }
 
 // PolicyKey returns where the policy of the service is stored.
 func (n ServiceName) PolicyKey() string { return PolicyKeys + string(n) }
+
+// AddressKey returns where the virtual addresses of the service are stored.
+func (n ServiceName) AddressKey() string { return AddressKeys + string(n) }
 
 // Key returns where the claim of the name is stored.
 func (n NodeName) Key() string { return NodeKeys + string(n) }

@@ -146,6 +146,9 @@ func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	addr(c, &cfg.EtcdListen, "etcd-listen", "`IP:PORT` of the embedded etcd for clients (default: --bind, port 2379)")
 	addr(c, &cfg.EtcdPeerListen, "etcd-peer-listen", "`IP:PORT` of the embedded etcd for members (default: --bind, port 2380)")
 
+	f.TextVar(&cfg.VirtualIPv4, "virtual-ipv4", netip.Prefix{}, "`PREFIX` of the virtual IPv4 addresses of services, the same for all agents (default 240.64.0.0/12)")
+	f.TextVar(&cfg.VirtualIPv6, "virtual-ipv6", netip.Prefix{}, "`PREFIX` of the virtual IPv6 addresses of services, the same for all agents (default fd68:6561:6472::/64)")
+
 	f.StringVar(&cfg.TLS, "tls", "", "`DIR` with this agent's certificate for other agents: tls.crt, tls.key and the roots ca.crt; read again when they change")
 	f.StringVar(&cfg.CA, "ca", "", "`DIR` of a CA with its key, of which the agent makes its own certificates; made if there is none (default with --etcd-embedded: ca in --data-dir)")
 	f.StringVar(&cfg.MTLS, "mtls", "", "`MODE` of connections between agents: strict (TLS only), permissive (in the clear too) or off (default strict with --tls or --ca, else off)")

@@ -110,8 +110,11 @@ type ServiceSummary struct {
 	Ready          uint32 `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
 	Unhealthy      uint32 `protobuf:"varint,5,opt,name=unhealthy,proto3" json:"unhealthy,omitempty"`
 	Draining       uint32 `protobuf:"varint,6,opt,name=draining,proto3" json:"draining,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The virtual addresses of the service; empty if it has none yet.
+	Ipv4          string `protobuf:"bytes,7,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
+	Ipv6          string `protobuf:"bytes,8,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ServiceSummary) Reset() {
@@ -184,6 +187,20 @@ func (x *ServiceSummary) GetDraining() uint32 {
 		return x.Draining
 	}
 	return 0
+}
+
+func (x *ServiceSummary) GetIpv4() string {
+	if x != nil {
+		return x.Ipv4
+	}
+	return ""
+}
+
+func (x *ServiceSummary) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
 }
 
 type ListEndpointsRequest struct {
@@ -1135,14 +1152,16 @@ const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\x13mesh/v1/admin.proto\x12\x10headroom.mesh.v1\x1a\x12mesh/v1/peer.proto\x1a\x14mesh/v1/policy.proto\x1a\x15mesh/v1/service.proto\"\x15\n" +
 	"\x13ListServicesRequest\"T\n" +
 	"\x14ListServicesResponse\x12<\n" +
-	"\bservices\x18\x01 \x03(\v2 .headroom.mesh.v1.ServiceSummaryR\bservices\"\xb9\x01\n" +
+	"\bservices\x18\x01 \x03(\v2 .headroom.mesh.v1.ServiceSummaryR\bservices\"\xe1\x01\n" +
 	"\x0eServiceSummary\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bbalancer\x18\x02 \x01(\tR\bbalancer\x12'\n" +
 	"\x0fpolicy_revision\x18\x03 \x01(\x03R\x0epolicyRevision\x12\x14\n" +
 	"\x05ready\x18\x04 \x01(\rR\x05ready\x12\x1c\n" +
 	"\tunhealthy\x18\x05 \x01(\rR\tunhealthy\x12\x1a\n" +
-	"\bdraining\x18\x06 \x01(\rR\bdraining\"0\n" +
+	"\bdraining\x18\x06 \x01(\rR\bdraining\x12\x12\n" +
+	"\x04ipv4\x18\a \x01(\tR\x04ipv4\x12\x12\n" +
+	"\x04ipv6\x18\b \x01(\tR\x04ipv6\"0\n" +
 	"\x14ListEndpointsRequest\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\"W\n" +
 	"\x15ListEndpointsResponse\x12>\n" +
