@@ -3,6 +3,7 @@ package registry
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"time"
 )
@@ -62,16 +63,35 @@ func (s *Snapshot) ServiceAt(addr netip.Addr) (ServiceName, bool) {
 	return name, ok
 }
 
-// byAddress gives an address that two services claim, which only somebody who writes into the store by hand can bring
-// about, to the one whose name comes first.
+// byAddress returns the services by their addresses.
 func byAddress(services map[ServiceName]*Service) map[netip.Addr]ServiceName {
 	at := make(map[netip.Addr]ServiceName, 2*len(services))
-	for name, service := range services {
-		for _, addr := range []netip.Addr{service.IPv4, service.IPv6} {
-			if other, taken := at[addr]; addr.IsValid() && (!taken || name < other) {
-				at[addr] = name
-			}
-		}
+	for _, service := range services {
+		service.claim(at)
 	}
 	return at
+}
+
+// withAddresses adds what has settled to at, or makes it anew from all services if it is nil, which takes much longer.
+func withAddresses(at map[netip.Addr]ServiceName, settled []*Service, all map[ServiceName]*Service) map[netip.Addr]ServiceName {
+	if at == nil {
+		return byAddress(all)
+	}
+	if len(settled) > 0 {
+		at = maps.Clone(at)
+	}
+	for _, service := range settled {
+		service.claim(at)
+	}
+	return at
+}
+
+// claim leaves an address that two services have to the one whose name comes first. Only somebody who writes into the
+// store by hand can bring that about.
+func (s *Service) claim(at map[netip.Addr]ServiceName) {
+	for _, addr := range []netip.Addr{s.IPv4, s.IPv6} {
+		if other, taken := at[addr]; addr.IsValid() && (!taken || s.Name < other) {
+			at[addr] = s.Name
+		}
+	}
 }

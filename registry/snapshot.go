@@ -154,16 +154,19 @@ func (b *Builder) Snapshot() *Snapshot {
 	if len(b.changed) > 0 {
 		services = maps.Clone(services)
 	}
+	var settled []*Service // where there was none
 	for name := range b.changed {
 		before := services[name].addresses()
 		b.apply(name, services)
-		if services[name].addresses() != before {
+		switch after := services[name]; {
+		case after.addresses() == before:
+		case before == Addresses{}:
+			settled = append(settled, after)
+		default:
 			at = nil
 		}
 	}
-	if at == nil {
-		at = byAddress(services)
-	}
+	at = withAddresses(at, settled, services)
 	clear(b.changed)
 	b.current = &Snapshot{Revision: b.revision, Services: services, at: at}
 	return b.current
