@@ -83,6 +83,26 @@ func TestNothingIsChanged(t *testing.T) {
 	}
 }
 
+// TestForwardedByTCP wants a resolver that answers something else not to be believed by TCP, either.
+func TestForwardedByTCP(t *testing.T) {
+	wrong := newUpstream(t, func(_ string, query []byte) []byte {
+		answer := answerA(query, "192.0.2.66")
+		header(answer).setID(header(query).id() ^ 1)
+		return answer
+	})
+	right := newUpstream(t, func(network string, query []byte) []byte {
+		if network != "tcp" {
+			return refusal(query, dns.RcodeServerFailure)
+		}
+		return answerA(query, "192.0.2.1")
+	})
+	at := serve(t, Config{Upstreams: []netip.AddrPort{wrong.at, right.at}})
+	query := packed(t, "example.com.", nil)
+	if got := describe(t, query, exchangeRaw(t, "tcp", at, query)); got != "192.0.2.1" {
+		t.Errorf("got %s", got)
+	}
+}
+
 // TestQueriesAreHardToGuess wants a new ID and a new port for each query.
 func TestQueriesAreHardToGuess(t *testing.T) {
 	u := plainUpstream(t)

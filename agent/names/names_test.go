@@ -3,6 +3,7 @@ package names
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -181,27 +182,28 @@ func question(name string, qtype uint16) *dns.Msg { return new(dns.Msg).SetQuest
 
 // show writes an answer in one line.
 func show(m *dns.Msg) string {
-	text := dns.RcodeToString[m.Rcode]
+	first := dns.RcodeToString[m.Rcode]
 	if m.Authoritative {
-		text += " aa"
+		first += " aa"
 	}
 	if m.Truncated {
-		text += " tc"
+		first += " tc"
 	}
+	parts := []string{first}
 	for _, rr := range m.Answer {
-		text += " | " + strings.Join(strings.Fields(rr.String()), " ")
+		parts = append(parts, strings.Join(strings.Fields(rr.String()), " "))
 	}
 	for _, rr := range m.Ns {
 		if s, ok := rr.(*dns.SOA); ok {
-			text += fmt.Sprintf(" | soa %s %d", s.Hdr.Name, s.Minttl)
+			parts = append(parts, fmt.Sprintf("soa %s %d", s.Hdr.Name, s.Minttl))
 		}
 	}
 	for _, rr := range m.Extra {
 		if rr.Header().Rrtype != dns.TypeOPT {
-			text += " | + " + strings.Join(strings.Fields(rr.String()), " ")
+			parts = append(parts, "+ "+strings.Join(strings.Fields(rr.String()), " "))
 		}
 	}
-	return text
+	return strings.Join(parts, " | ")
 }
 
 func TestAnswers(t *testing.T) {
@@ -602,6 +604,33 @@ func TestControlSeesEverySocket(t *testing.T) {
 	defer mu.Unlock()
 	if diff := cmp.Diff([]string{"udp4 " + u.at.String(), "tcp4 " + u.at.String()}, sockets); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// TestGoResolver asks as programs in Go do.
+func TestGoResolver(t *testing.T) {
+	u := plainUpstream(t)
+	at := serve(t, Config{LookupAddr: lookupAddr, Upstreams: []netip.AddrPort{u.at}})
+	r := net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, at.String())
+	}}
+	addrs, err := r.LookupNetIP(t.Context(), "ip", "web.mesh.")
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	if got := fmt.Sprint(addrs); err != nil || got != "[240.0.0.1 fd00::1]" {
+		t.Errorf("got %s, %v", got, err)
+	}
+	if _, srv, err := r.LookupSRV(t.Context(), "http", "tcp", "web.mesh."); err != nil || len(srv) != 1 || srv[0].Target != "web.mesh." || srv[0].Port != 80 {
+		t.Errorf("got %v, %v", srv, err)
+	}
+	if names, err := r.LookupAddr(t.Context(), "240.0.0.1"); err != nil || len(names) != 1 || names[0] != "web.mesh." {
+		t.Errorf("got %v, %v", names, err)
+	}
+	_, err = r.LookupNetIP(t.Context(), "ip", "nosuch.mesh.")
+	if missing, ok := errors.AsType[*net.DNSError](err); !ok || !missing.IsNotFound {
+		t.Errorf("got %v, want that there is no such host", err)
+	}
+	if addrs, err := r.LookupNetIP(t.Context(), "ip4", "example.com."); err != nil || fmt.Sprint(addrs) != "[192.0.2.1]" {
+		t.Errorf("got %v, %v", addrs, err)
 	}
 }
 

@@ -2,12 +2,16 @@ package names
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -108,32 +112,41 @@ func TestLeftovers(t *testing.T) {
 }
 
 func TestSomebodyWritesResolvConfAnew(t *testing.T) {
-	s, path := newResolvConf(t, "nameserver 192.0.2.1\n")
-	if err := s.begin(); err != nil {
-		t.Fatal(err)
-	}
-	s.readResolvers()
-	const renewed = "# from DHCP\nnameserver 192.0.2.2\n"
-	write(t, "", path, renewed)
-	s.again()
-	s.readResolvers()
-	wantContent(t, path, firstLines+renewed)
-	if got := upstreamsOf(s); got != "192.0.2.2:53" {
-		t.Errorf("forwards to %s, want the new resolver", got)
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	s.again()
-	s.readResolvers()
-	if got := upstreamsOf(s); got != "192.0.2.2:53" {
-		t.Errorf("forwards to %q while the file is missing, want the resolver that it had", got)
-	}
-	write(t, "", path, renewed)
-	if err := s.end(); err != nil {
-		t.Fatal(err)
-	}
-	wantContent(t, path, renewed)
+	synctest.Test(t, func(t *testing.T) {
+		const renewed = "# from DHCP\nnameserver 192.0.2.2\n"
+		s, path := newResolvConf(t, "nameserver 192.0.2.1\n")
+		s.readResolvers()
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := s.divert(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		<-s.Ready()
+		wantContent(t, path, firstLines+"nameserver 192.0.2.1\n")
+
+		write(t, "", path, renewed)
+		time.Sleep(2 * pollEvery)
+		wantContent(t, path, firstLines+renewed)
+		if got := upstreamsOf(s); got != "192.0.2.2:53" {
+			t.Errorf("forwards to %s, want the new resolver", got)
+		}
+
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * pollEvery)
+		if got := upstreamsOf(s); got != "192.0.2.2:53" {
+			t.Errorf("forwards to %q while the file is missing, want the resolver that it had", got)
+		}
+
+		write(t, "", path, renewed)
+		time.Sleep(2 * pollEvery)
+		cancel()
+		wg.Wait()
+		wantContent(t, path, renewed)
+	})
 }
 
 func TestLinkStaysLink(t *testing.T) {

@@ -189,7 +189,8 @@ func (s *Server) end() error {
 }
 
 func (s *Server) tellReload() {
-	s.log.Warn("systemd-resolved must be told of a change: systemctl reload-or-restart systemd-resolved", "reason", dropIn(s.cfg.Root))
+	s.log.Warn("systemd-resolved must be told of a change: systemctl reload-or-restart systemd-resolved",
+		"reason", dropIn(s.cfg.Root))
 }
 
 // reachable returns how clients on this machine reach addresses to listen on.
