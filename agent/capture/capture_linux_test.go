@@ -374,7 +374,7 @@ func TestKilled(t *testing.T) {
 // TestRemove expects all that a killed agent has left to be removed, and named, and nothing else.
 func TestRemove(t *testing.T) {
 	s := newSpace(t)
-	s.nft("table inet mine {", "chain c {", "type nat hook output priority -100", "ip daddr 10.96.0.10 counter redirect to :9", "}", "}")
+	s.nft("table inet mine {", "chain c {", "type nat hook output priority -100", "ip daddr 10.96.0.10 tcp dport 80 counter redirect to :9", "}", "}")
 	s.run("ip", "route", "add", "local", "10.10.0.0/24", "dev", "lo")
 	before := s.everything()
 	n := node{space: s, port: 15001}
@@ -712,7 +712,7 @@ func TestBesideOthers(t *testing.T) {
 		"chain services {", "ip daddr . meta l4proto . th dport vmap @service-ips", "}",
 		"chain nat-output {", "type nat hook output priority -100", "jump services", "}",
 		"chain nat-prerouting {", "type nat hook prerouting priority -100", "jump services", "}",
-		"chain masquerade {", "type nat hook postrouting priority 100", "ip daddr 10.9.0.2 masquerade", "}",
+		"chain nat-postrouting {", "type nat hook postrouting priority 100", "ip daddr 10.9.0.2 masquerade", "}",
 		"}",
 	}
 	for _, first := range []bool{true, false} {
