@@ -169,8 +169,7 @@ func (c *Capture) mendRoutes(r *router) error {
 }
 
 // Release lets new connections go where they would without an agent: those to virtual addresses are refused. Those that are
-// captured go on until Run ends, which may break them, as the kernel translates their addresses only while there is a table
-// that may ask for that. It is for agents that drain.
+// captured go on until Run ends, which breaks them. It is for agents that drain.
 func (c *Capture) Release() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

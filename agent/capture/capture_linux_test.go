@@ -3,6 +3,7 @@ package capture_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -371,6 +372,46 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestKilledWhileConnected expects applications that wait on a captured connection to see it end at once when the agent is
+// killed.
+func TestKilledWhileConnected(t *testing.T) {
+	n := newNode(t)
+	cfg := n.config()
+	cfg.Port = n.freePort()
+	kill := n.startProcess(cfg)
+	var waiting []net.Conn
+	for _, s := range []*space{n.space, n.pod} {
+		for _, to := range []string{"198.18.0.1:80", "[fd68:6472::1]:80"} {
+			c := s.connect(to)
+			if _, err := io.ReadFull(c, make([]byte, len("held"))); err != nil {
+				t.Fatal(err)
+			}
+			waiting = append(waiting, c)
+		}
+	}
+	kill()
+	for _, c := range waiting {
+		c.SetDeadline(time.Now().Add(time.Second))
+		if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("%v to %v: %v, want it ended", c.LocalAddr(), c.RemoteAddr(), err)
+		}
+	}
+}
+
+func (s *space) connect(to string) net.Conn {
+	s.t.Helper()
+	var c net.Conn
+	err := s.do(func() (err error) {
+		c, err = net.DialTimeout("tcp", to, 3*time.Second)
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { c.Close() })
+	return c
+}
+
 // TestRemove expects all that a killed agent has left to be removed, and named, and nothing else.
 func TestRemove(t *testing.T) {
 	s := newSpace(t)
@@ -683,7 +724,7 @@ func wantStatus(t *testing.T, st capture.Status) {
 	slices.Sort(chains)
 	if want := []string{
 		"inet headroom output output -100", "inet headroom prerouting prerouting -100", "inet headroom-guard forward forward 0",
-		"inet headroom-guard input input 0", "inet headroom-guard output output 0",
+		"inet headroom-guard input input 0", "inet headroom-guard output output 0", "inet headroom-guard translate output -100",
 	}; !slices.Equal(chains, want) {
 		t.Errorf("chains %q", chains)
 	}

@@ -303,6 +303,15 @@ func (c Config) refusals() []rule {
 	return rules
 }
 
+// trackConnections does nothing, in a chain of the guard that does nothing. But the kernel translates the addresses of
+// connections only while there is a NAT chain, and a rule that takes connection tracking. Without them applications would not
+// see captured connections end when the agent dies: what tells them would not come from the address that they know.
+func trackConnections() rule {
+	const original = 0
+	direction := &expr.Ct{Key: expr.CtKeyDIRECTION, Register: register}
+	return rule{"keep translating captured connections", []expr.Any{direction, equal([]byte{original}), &expr.Verdict{Kind: expr.VerdictReturn}}}
+}
+
 func kind(r netip.Prefix) string {
 	if r.Addr().Is4() {
 		return "IPv4"
@@ -335,10 +344,11 @@ func (k *kernel) guard(c Config) {
 	k.chain(t, "output", nftables.ChainTypeFilter, nftables.ChainHookOutput, c.refusals())
 	k.chain(t, "input", nftables.ChainTypeFilter, nftables.ChainHookInput, append(c.delivered(), c.refusals()...))
 	k.chain(t, "forward", nftables.ChainTypeFilter, nftables.ChainHookForward, c.refusals())
+	k.chain(t, "translate", nftables.ChainTypeNAT, nftables.ChainHookOutput, []rule{trackConnections()})
 }
 
 // guardChains is how many chains guard makes.
-const guardChains = 3
+const guardChains = 4
 
 // removeGuard removes the guard table when flushed, whether or not there is one.
 func (k *kernel) removeGuard() {

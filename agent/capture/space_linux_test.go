@@ -43,6 +43,10 @@ func captureUntilKilled() {
 	if err == nil {
 		var c *capture.Capture
 		if c, err = capture.New(cfg); err == nil {
+			listeners, _ := c.Listen() // none if the test itself does
+			for _, l := range listeners {
+				go hold(l)
+			}
 			go func() {
 				<-c.Ready()
 				fmt.Println("ready")
@@ -51,6 +55,19 @@ func captureUntilKilled() {
 		}
 	}
 	fmt.Println(err)
+}
+
+// hold says one thing to each connection, and keeps it.
+func hold(l net.Listener) {
+	var held []net.Conn
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		io.WriteString(c, "held")
+		held = append(held, c)
+	}
 }
 
 // space is a network namespace that ends with the test.
