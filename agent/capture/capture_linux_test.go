@@ -162,6 +162,47 @@ func TestAgentsOwnAddress(t *testing.T) {
 	}
 }
 
+// TestEstablished expects connections that were there before to stay where they are, though the kernel knew nothing of them
+// until connections were captured.
+func TestEstablished(t *testing.T) {
+	n := newNode(t)
+	l, err := capture.ListenIn(n.pod.path, ":8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var addrs []netip.AddrPort
+	var near, far []net.Conn
+	for _, to := range []string{"10.9.0.2:8080", "[fd09::2]:8080"} {
+		addrs = append(addrs, netip.MustParseAddrPort(to))
+		near = append(near, n.connect(to))
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		far = append(far, c)
+	}
+	c, err := capture.New(n.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetReal(addrs); err != nil {
+		t.Fatal(err)
+	}
+	run(t, c)
+	for i := range near {
+		far[i].SetDeadline(time.Now().Add(3 * time.Second))
+		if _, err := io.WriteString(near[i], "x"); err != nil {
+			t.Error(err)
+		}
+		if _, err := io.ReadFull(far[i], make([]byte, 1)); err != nil {
+			t.Errorf("%v: %v", addrs[i], err)
+		}
+		wantOutcome(t, "a new one", n.dial(addrs[i].String()), "captured "+addrs[i].String())
+	}
+}
+
 // TestOtherTraffic expects what is no TCP to be refused at virtual addresses.
 func TestOtherTraffic(t *testing.T) {
 	n := newNode(t)

@@ -122,6 +122,16 @@ func equal(value []byte) expr.Any {
 
 func tcp() []expr.Any { return is(expr.MetaKeyL4PROTO, unix.IPPROTO_TCP) }
 
+// opening matches the first packet of a TCP connection: the kernel may also take one for new that it has not tracked so far.
+func opening() []expr.Any {
+	const offset, syn, finSynRstAck = 13, 0x02, 0x17
+	return all(tcp(), []expr.Any{
+		&expr.Payload{DestRegister: register, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 1},
+		&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: 1, Mask: []byte{finSynRstAck}, Xor: []byte{0}},
+		equal([]byte{syn}),
+	})
+}
+
 // in matches what is in a set.
 func in(s *nftables.Set) expr.Any {
 	return &expr.Lookup{SourceRegister: register, SetName: s.Name, SetID: s.ID}
@@ -226,8 +236,8 @@ func (c Config) fromHere(s sets, cgroups []cgroup) []rule {
 		rules = append(rules, rule{"redirect virtual " + kind(r), all(tcp(), toRange(r), redirect(c.Port))})
 	}
 	rules = append(rules, c.leaveItself(),
-		rule{"redirect real IPv4", all(tcp(), toReal(s.real4, true), redirect(c.Port))},
-		rule{"redirect real IPv6", all(tcp(), toReal(s.real6, false), redirect(c.Port))})
+		rule{"redirect real IPv4", all(opening(), toReal(s.real4, true), redirect(c.Port))},
+		rule{"redirect real IPv6", all(opening(), toReal(s.real6, false), redirect(c.Port))})
 	if c.RedirectDNS {
 		rules = append(rules, c.redirectDNS()...)
 	}
@@ -246,7 +256,7 @@ func (c Config) fromElsewhere(s sets) []rule {
 		if four {
 			set = s.real4
 		}
-		rules = append(rules, rule{"redirect real " + kind(r), all(tcp(), toReal(set, four), deliver(c.at(r)))})
+		rules = append(rules, rule{"redirect real " + kind(r), all(opening(), toReal(set, four), deliver(c.at(r)))})
 	}
 	if c.RedirectPodDNS {
 		rules = append(rules, c.redirectDNS()...)
@@ -270,7 +280,7 @@ func (c Config) leaveItself() rule {
 func (c Config) redirectDNS() []rule {
 	return []rule{
 		{"redirect DNS over UDP", all(is(expr.MetaKeyL4PROTO, unix.IPPROTO_UDP), onPort(53), redirect(c.DNSPort))},
-		{"redirect DNS over TCP", all(tcp(), onPort(53), redirect(c.DNSPort))},
+		{"redirect DNS over TCP", all(opening(), onPort(53), redirect(c.DNSPort))},
 	}
 }
 
