@@ -39,8 +39,9 @@ func (c *Capture) Ready() <-chan struct{} { return c.ready }
 // mendInterval is how soon what others have removed is put back.
 const mendInterval = 10 * time.Second
 
-// Run captures connections until ctx ends, and then removes all that it has put in place. It may be called once. If it
-// fails at the start nothing is left.
+// Run captures connections until ctx ends, and then removes all that it has put in place. Captured connections should have
+// ended by then: their applications would not see them end later. It may be called once. If it fails at the start nothing is
+// left.
 func (c *Capture) Run(ctx context.Context) error {
 	ns, err := openNamespace(c.cfg.Netns)
 	if err != nil {
@@ -169,7 +170,7 @@ func (c *Capture) mendRoutes(r *router) error {
 }
 
 // Release lets new connections go where they would without an agent: those to virtual addresses are refused. Those that are
-// captured go on until Run ends, which breaks them. It is for agents that drain.
+// captured go on until Run ends. It is for agents that drain.
 func (c *Capture) Release() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -254,7 +255,8 @@ type left struct {
 	owner          uint32 // of the capture table
 }
 
-// left fails if there are tables of these names that are not of this package.
+// left fails if there are tables of these names that are not of this package. One with an owner is not looked into, as it may
+// have no rules at the moment.
 func (k *kernel) left() (left, error) {
 	tables, err := k.tables()
 	if err != nil {
@@ -265,16 +267,15 @@ func (k *kernel) left() (left, error) {
 		switch t.name {
 		case captureTable().Name:
 			l.capture, l.owner = true, t.owner
-			err = k.made(captureTable())
+			if t.owner == 0 {
+				err = errors.Join(err, k.made(captureTable()))
+			}
 		case guardTable().Name:
 			l.guard = true
-			err = k.made(guardTable())
-		}
-		if err != nil {
-			return left{}, err
+			err = errors.Join(err, k.made(guardTable()))
 		}
 	}
-	return l, nil
+	return l, err
 }
 
 // made fails if a table has chains, but no rule of this package.

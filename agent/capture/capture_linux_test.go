@@ -142,6 +142,41 @@ func TestListen(t *testing.T) {
 	}
 }
 
+// TestOneSourcePort expects the original destinations of connections to be told apart that come from the same port.
+func TestOneSourcePort(t *testing.T) {
+	n := newNode(t)
+	release := make(chan struct{})
+	cfg := n.config()
+	cfg.Port = n.listen("127.0.0.1:0", func(c net.Conn) string {
+		<-release
+		return original(c)
+	})
+	start(t, cfg)
+	source := net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(n.freePort())}
+	d := net.Dialer{LocalAddr: &source, Timeout: 3 * time.Second, Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+	}}
+	to := []string{"198.18.0.1:80", "198.18.0.2:80", "198.18.0.1:81"}
+	var conns []net.Conn
+	for _, to := range to {
+		var c net.Conn
+		if err := n.do(func() (err error) {
+			c, err = d.Dial("tcp", to)
+			return err
+		}); err != nil {
+			t.Fatalf("%s: %v", to, err)
+		}
+		defer c.Close()
+		conns = append(conns, c)
+	}
+	close(release)
+	for i, c := range conns {
+		c.SetDeadline(time.Now().Add(3 * time.Second))
+		said, err := io.ReadAll(c)
+		wantOutcome(t, to[i], outcome(string(said), err), "captured "+to[i])
+	}
+}
+
 // TestAgentsOwnAddress expects connections to the agent's own port to be left alone even if that is named as a real address.
 func TestAgentsOwnAddress(t *testing.T) {
 	n := newNode(t)
@@ -651,6 +686,12 @@ func TestRelease(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantOutcome(t, "a new connection", n.dial("198.18.0.1:80"), refused)
+	if err := startError(t, cfg); !strings.Contains(err.Error(), "another agent captures") {
+		t.Errorf("a second agent: %v", err)
+	}
+	if st, err := c.Status(); err != nil || st.Owner == 0 {
+		t.Errorf("status: %+v, %v", st, err)
+	}
 	close(release)
 	wantOutcome(t, "a captured one", <-held, "still captured")
 }

@@ -97,11 +97,23 @@ func families() []int { return []int{netlink.FAMILY_V4, netlink.FAMILY_V6} }
 
 // list returns the routes of all tables.
 func (r *router) list(family int) ([]netlink.Route, error) {
-	routes, err := r.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	routes, err := whole(func() ([]netlink.Route, error) {
+		return r.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
 	return routes, nil
+}
+
+// whole lists again if what is listed has changed meanwhile.
+func whole[T any](list func() ([]T, error)) (all []T, err error) {
+	for range 10 {
+		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return all, err
 }
 
 func ours(route netlink.Route) bool {
@@ -144,7 +156,7 @@ func (r *router) free(ranges []netip.Prefix) error {
 }
 
 func (r *router) unassigned(p netip.Prefix, family int) error {
-	addrs, err := r.AddrList(nil, family)
+	addrs, err := whole(func() ([]netlink.Addr, error) { return r.AddrList(nil, family) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}

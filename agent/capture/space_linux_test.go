@@ -59,14 +59,13 @@ func captureUntilKilled() {
 
 // hold says one thing to each connection, and keeps it.
 func hold(l net.Listener) {
-	var held []net.Conn
 	for {
 		c, err := l.Accept()
 		if err != nil {
 			return
 		}
+		defer c.Close() // and so it stays, until then
 		io.WriteString(c, "held")
-		held = append(held, c)
 	}
 }
 
