@@ -319,7 +319,7 @@ func (c Config) refusals() []rule {
 func trackConnections() rule {
 	const original = 0
 	direction := &expr.Ct{Key: expr.CtKeyDIRECTION, Register: register}
-	return rule{"keep translating captured connections", []expr.Any{direction, equal([]byte{original}), &expr.Verdict{Kind: expr.VerdictReturn}}}
+	return rule{"keep translating captured connections", all([]expr.Any{direction, equal([]byte{original})}, leave())}
 }
 
 func kind(r netip.Prefix) string {
