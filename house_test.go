@@ -50,8 +50,12 @@ const imports = `
 
 	registry                                          < agent/gossip
 	registry, policy/localservice                     < agent/local
+	registry                                          < agent/names
 	dataplane, agent/gossip, agent/local              < agent/admin
 	registry/etcd, registry/embedded, agent/admin     < agent
+	dataplane/sockets                                 < agent/capture
+	agent/capture, agent/names                        < agent
+	agent/capture, agent/names                        < cmd/meshctl
 	dataplane/identity/ca                             < agent, cmd/meshctl
 	agent, registry/registrytest, dataplane/memnet    < agent/meshtest
 	NONE                                              < agent/conformance
@@ -78,7 +82,10 @@ func exclusive() []exclusiveImport {
 		{"go.etcd.io/etcd/client/v3", []string{"registry/etcd"}, "the store is reached through the registry.Registry interface"},
 		{"go.etcd.io/etcd/server/v3", []string{"registry/embedded"}, "the server brings half of the module's dependencies"},
 		{"github.com/hashicorp/memberlist", []string{"agent/gossip"}, "gossip carries membership and nothing else"},
+		{"github.com/miekg/dns", []string{"agent/names"}, "names are answered in one place"},
 		{"github.com/fsnotify/fsnotify", []string{"agent/local"}, "only the folder of local services is watched"},
+		{"github.com/google/nftables", []string{"agent/capture"}, "only capture changes what the kernel does with packets"},
+		{"github.com/vishvananda/netlink", []string{"agent/capture"}, "only capture changes routes"},
 		{"github.com/spf13/cobra", []string{"cmd/agent", "cmd/meshctl"}, "only programs have flags"},
 		{"charm.land/bubbletea/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
 		{"charm.land/lipgloss/v2", []string{"cmd/meshctl"}, "only meshctl draws"},

@@ -13,6 +13,7 @@ import (
 	"github.com/headroom-mesh/headroom/agent/admin"
 	"github.com/headroom-mesh/headroom/agent/gossip"
 	"github.com/headroom-mesh/headroom/agent/local"
+	"github.com/headroom-mesh/headroom/agent/names"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/dataplane"
 	"github.com/headroom-mesh/headroom/dataplane/identity"
@@ -30,6 +31,8 @@ type Agent struct {
 	gossip    *gossip.Gossip
 	local     *local.Local
 	dataplane *dataplane.Dataplane
+	capturing *capturing
+	names     *names.Server // nil: no names are answered
 	admin     *admin.Admin
 	identity  *identity.Source    // nil: nobody has to prove anything (--mtls off)
 	transport transport.Transport // between agents
@@ -58,7 +61,7 @@ func New(cfg Config) (*Agent, error) {
 	a.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.snapshot.Store(&registry.Snapshot{})
 	// All problems at once; only the last part needs the others.
-	if err := errors.Join(a.newRegistry(), a.newGossip(), a.newLocal(), a.newIdentity(), a.newDataplane()); err != nil {
+	if err := errors.Join(a.newRegistry(), a.newGossip(), a.newLocal(), a.newIdentity(), a.newDataplane(), a.newCapturing(), a.newNames()); err != nil {
 		return nil, err
 	}
 	return a, a.newAdmin()
@@ -80,6 +83,8 @@ func (a *Agent) newRegistry() error {
 		Node:         a.cfg.Node,
 		Owner:        id,
 		Agent:        a.cfg.Mesh.String(),
+		VirtualIPv4:  a.cfg.VirtualIPv4,
+		VirtualIPv6:  a.cfg.VirtualIPv6,
 		Log:          a.cfg.Log,
 		Metrics:      a.metrics,
 	}
@@ -94,6 +99,7 @@ func (a *Agent) newRegistry() error {
 	return inFlags("etcd", map[string]string{
 		"endpoints": "--etcd", "caFile": "--etcd-ca", "certFile": "--etcd-cert", "keyFile": "--etcd-key",
 		"username": "--etcd-user", "password": "--etcd-password-file", "prefix": "--etcd-prefix",
+		"virtualIPv4": "--virtual-ipv4", "virtualIPv6": "--virtual-ipv6",
 	}, err)
 }
 
@@ -163,7 +169,7 @@ func (a *Agent) newLocal() error {
 func (a *Agent) newDataplane() error {
 	var err error
 	a.dataplane, err = dataplane.New(dataplane.Config{
-		Node: a.cfg.Node, Zone: a.cfg.Zone, Transport: a.transport, DrainTimeout: a.cfg.DrainTimeout,
+		Node: a.cfg.Node, Zone: a.cfg.Zone, Transport: a.transport, Mark: a.cfg.mark(), DrainTimeout: a.cfg.DrainTimeout,
 		Log: a.cfg.Log, AccessLog: a.cfg.AccessLog, Metrics: a.metrics,
 	})
 	return err
@@ -181,6 +187,7 @@ func (a *Agent) newAdmin() error {
 		Members:         a.gossip.Members,
 		Local:           a.local,
 		Lines:           a.dataplane,
+		Capture:         a.capturing,
 		Observe:         a.observe,
 		DialPeer:        a.dataplane.DialPeer,
 		PeerListener:    a.dataplane.PeerListener(),
@@ -204,12 +211,14 @@ func (a *Agent) observe(service registry.ServiceName) *meshv1.Observation {
 func (a *Agent) apply(s *registry.Snapshot) {
 	a.dataplane.Update(s)
 	a.snapshot.Store(s)
+	a.capturing.setReal(a.dataplane.CapturedAddresses())
 	a.mesh.happened()
 }
 
 // applyLocal takes in the replicas of this node: first where they are delivered to, then where they are announced.
 func (a *Agent) applyLocal(endpoints []registry.Endpoint) {
 	a.dataplane.UpdateLocal(endpoints)
+	a.capturing.setReal(a.dataplane.CapturedAddresses())
 	a.own.happened()
 	a.advertising.Lock()
 	defer a.advertising.Unlock()

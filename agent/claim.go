@@ -65,6 +65,11 @@ func (a *Agent) claim() (c claims, err error) {
 		}
 		c.services = append(c.services, dataplane.Listener{Service: service, Listener: l})
 	}
+	captured, err := a.listenCaptured()
+	c.services = append(c.services, captured...)
+	if err != nil {
+		return c, err
+	}
 	if err = a.tryPorts(); err != nil {
 		return c, err
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/headroom-mesh/headroom/agent/names"
 	"github.com/headroom-mesh/headroom/dataplane/identity"
 	"github.com/headroom-mesh/headroom/registry"
 )
@@ -21,6 +22,8 @@ const (
 	GossipPort     = 7946
 	ProxyPort      = 15001
 	MeshPort       = 15008
+	CapturePort    = 15006
+	DNSPort        = 15053
 	AdminPort      = 15010
 	AdminHTTPPort  = 15000
 	EtcdClientPort = 2379
@@ -72,6 +75,10 @@ type Config struct {
 	// EtcdListen and EtcdPeerListen are where the embedded etcd listens. Default: Bind with 2379 and 2380.
 	EtcdListen, EtcdPeerListen netip.AddrPort
 
+	// VirtualIPv4 and VirtualIPv6 are the ranges from which every service of the mesh gets a virtual address each. Default
+	// 240.64.0.0/12 and fd68:6561:6472::/64.
+	VirtualIPv4, VirtualIPv6 netip.Prefix
+
 	// TLS is a folder with this agent's certificate, its key and the roots to hold others to: tls.crt, tls.key and ca.crt.
 	// They are read again when they change. Default none.
 	TLS string
@@ -84,6 +91,30 @@ type Config struct {
 	// TrustDomain is what the certificates must be of, and what a new CA is for. Default: whatever they are of, and
 	// identity.DefaultDomain.
 	TrustDomain string
+
+	// Capture leads the connections of this node's applications here that they make to virtual addresses. Default: they have to
+	// use Proxy or Listen.
+	Capture bool
+	// CapturePort is where captured connections arrive. Default 15006.
+	CapturePort uint16
+	// CaptureNetns are paths of more network namespaces, such as those of containers, whose connections are captured inside
+	// them. Default none.
+	CaptureNetns []string
+	// CaptureExemptUIDs, CaptureExemptPorts and CaptureExemptCgroups are users, ports and control groups (version 2) whose
+	// connections are left alone. Default none.
+	CaptureExemptUIDs    []uint32
+	CaptureExemptPorts   []uint16
+	CaptureExemptCgroups []string
+
+	// DNS says how applications get to the agent's DNS server: DNSOff, or a names.Mode. Default: redirect with Capture, else off.
+	DNS string
+	// DNSListen are the addresses of the DNS server. Default: loopback, port 15053; in mode resolv.conf, port 53. In mode redirect,
+	// with an unspecified address, queries of other network namespaces that come through this one are redirected, too.
+	DNSListen []netip.AddrPort
+	// DNSSuffixes end the names of services. Default mesh.
+	DNSSuffixes []string
+	// DNSUpstreams are the resolvers for all other names. Default: those of the node.
+	DNSUpstreams []netip.AddrPort
 
 	// Services is a folder of LocalService files to watch. Default none.
 	Services string
@@ -139,6 +170,17 @@ func (c Config) withDefaults() Config {
 		if c.hasCertificates() {
 			c.MTLS = MTLSStrict
 		}
+	}
+	c.VirtualIPv4, c.VirtualIPv6 = registry.VirtualRanges(c.VirtualIPv4, c.VirtualIPv6)
+	c.CapturePort = cmp.Or(c.CapturePort, CapturePort)
+	if c.DNS == "" {
+		c.DNS = DNSOff
+		if c.Capture {
+			c.DNS = string(names.Redirect)
+		}
+	}
+	if len(c.DNSSuffixes) == 0 {
+		c.DNSSuffixes = []string{"mesh"}
 	}
 	c.DrainDelay = cmp.Or(c.DrainDelay, time.Second)
 	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Second)
@@ -218,11 +260,26 @@ func (c Config) Validate() error {
 	if (c.EtcdCA != "" || c.EtcdCert != "") && (len(c.Etcd) == 0 || slices.ContainsFunc(c.Etcd, plain)) {
 		problem("--etcd-ca, --etcd-cert and --etcd-key: want --etcd members with https://, or as HOST:PORT")
 	}
-	problems = append(problems, c.validateMTLS())
+	problems = append(problems, c.validateMTLS(), c.validateCapture())
 	for flag, d := range map[string]time.Duration{"--drain-delay": c.DrainDelay, "--drain-timeout": c.DrainTimeout} {
 		if d < 0 {
 			problem("%s %s: want a positive duration", flag, d)
 		}
+	}
+	return errors.Join(problems...)
+}
+
+func (c Config) validateCapture() error {
+	var problems []error
+	if !c.Capture && len(c.CaptureNetns)+len(c.CaptureExemptUIDs)+len(c.CaptureExemptPorts)+len(c.CaptureExemptCgroups) > 0 {
+		problems = append(problems, errors.New("--capture-netns and --capture-exempt-...: want --capture, too"))
+	}
+	modes := []string{"", DNSOff, string(names.Listen), string(names.Redirect), string(names.ResolvConf), string(names.Resolved)}
+	switch {
+	case !slices.Contains(modes, c.DNS):
+		problems = append(problems, fmt.Errorf("--dns %q: want %s", c.DNS, strings.Join(modes[1:], ", ")))
+	case c.DNS == string(names.Redirect) && !c.Capture:
+		problems = append(problems, errors.New("--dns redirect: want --capture, too, as its rules redirect the queries"))
 	}
 	return errors.Join(problems...)
 }

@@ -21,7 +21,7 @@ func inFlags(part string, flags map[string]string, err error) error {
 	if err == nil {
 		return nil
 	}
-	head := regexp.MustCompile(`(?m)^(?:` + part + `: )?([a-zA-Z]+(?:, [a-zA-Z]+)*)(?:\[\d+\])?: `)
+	head := regexp.MustCompile(`(?m)^(?:` + part + `: )?([a-zA-Z0-9]+(?:, [a-zA-Z0-9]+)*)(?:\[\d+\])?: `)
 	text := head.ReplaceAllStringFunc(err.Error(), func(line string) string {
 		var named []string
 		for field := range strings.SplitSeq(head.FindStringSubmatch(line)[1], ", ") {

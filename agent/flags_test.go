@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,6 +30,9 @@ func TestProblemsOfPartsAreToldInFlags(t *testing.T) {
 		{"no folder of services", func(c *Config) { c.Services = filepath.Join(dir, "none") }, []string{"--services: read the folder, which must exist"}},
 		{"long path of the socket", func(c *Config) { c.AdminSocket = "/" + strings.Repeat("x", 200) }, []string{"--admin-socket: /xxx"}},
 		{"several parts", func(c *Config) { c.Etcd, c.Join = []string{"bad"}, []string{"h"} }, []string{"--etcd: ", "--join: "}},
+		{"virtual ranges", func(c *Config) {
+			c.VirtualIPv4, c.VirtualIPv6 = netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("fd00::/120")
+		}, []string{"--virtual-ipv4: 127.0.0.0/8 overlaps", "--virtual-ipv6: want an IPv6 prefix of 65536 addresses"}},
 		{"node", func(c *Config) { c.Node = "a b" }, []string{`--node: node "a b": want`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -20,7 +20,7 @@ const orientation = 2 * time.Second
 
 // Run runs the agent until ctx ends, then takes the node out of the mesh:
 //
-//  1. all replicas here are announced as draining, in the registry and in the answers to probes; readiness ends;
+//  1. new connections are no longer captured; all replicas here are announced as draining, in the registry and in the answers to probes; readiness ends;
 //  2. after the drain delay, when others have stopped sending, they leave the registry, and the agent leaves the gossip;
 //  3. no new requests are taken, and those in flight finish;
 //  4. everything else ends, the embedded etcd last.
@@ -38,7 +38,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if !a.startEtcd(ctx, store) {
 		return store.end()
 	}
-	parts, traffic := newStage(ctx, cancel), newStage(ctx, cancel)
+	parts, traffic, capturing := newStage(ctx, cancel), newStage(ctx, cancel), newStage(ctx, cancel)
 	parts.run(func(ctx context.Context) error { return a.registry.Run(ctx, a.apply) })
 	parts.run(a.gossip.Run)
 	if a.identity != nil {
@@ -50,6 +50,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	traffic.run(func(ctx context.Context) error {
 		return a.dataplane.Run(ctx, claimed.proxy, claimed.mesh, claimed.services...)
 	})
+	if a.names != nil {
+		parts.run(a.names.Run)
+	}
+	capturing.run(a.capturing.run)
 	if ctx.Err() == nil {
 		a.cfg.Log.Info("agent started", "node", a.cfg.Node, "proxy", a.cfg.Proxy, "mesh", a.cfg.Mesh, "admin", a.cfg.Admin, "metrics", a.cfg.AdminHTTP)
 		a.introduce()
@@ -57,8 +61,9 @@ func (a *Agent) Run(ctx context.Context) error {
 
 	<-ctx.Done()
 	a.cfg.Log.Info("draining", "reason", context.Cause(ctx))
+	a.capturing.release()
 	a.farewell(context.WithoutCancel(ctx))
-	return errors.Join(traffic.end(), parts.end(), store.end())
+	return errors.Join(traffic.end(), capturing.end(), parts.end(), store.end())
 }
 
 // orient waits until it is known which replicas there are, here and elsewhere. Until then callers wait for their

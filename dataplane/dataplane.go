@@ -16,6 +16,7 @@ import (
 	"github.com/headroom-mesh/headroom/dataplane/outbound"
 	"github.com/headroom-mesh/headroom/dataplane/probe"
 	"github.com/headroom-mesh/headroom/dataplane/relay"
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 	"github.com/headroom-mesh/headroom/dataplane/transport"
 	"github.com/headroom-mesh/headroom/registry"
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,6 +31,8 @@ type Config struct {
 	Zone string // where the node is. Default: nowhere in particular
 	// Transport connects agents. Default transport.Plain.
 	Transport transport.Transport
+	// Mark is set on the connections to replicas, so that none is captured (sockets.Mark). Default none.
+	Mark uint32
 	// DrainTimeout bounds the time for requests in flight at the end. Default 30s.
 	DrainTimeout time.Duration
 	Log          *slog.Logger          // nil: no logs
@@ -50,6 +53,7 @@ type Dataplane struct {
 	http2    net.Listener
 	probing  net.Listener
 	rpc      net.Listener
+	captured captured
 }
 
 // New returns a Dataplane that knows no service and serves nothing yet.
@@ -59,7 +63,7 @@ func New(cfg Config) (*Dataplane, error) {
 	}
 	d := &Dataplane{cfg: cfg, started: time.Now()}
 	d.relay = relay.New(relay.Config{DrainTimeout: cfg.DrainTimeout, Log: cfg.Log, Metrics: cfg.Metrics})
-	d.inbound = inbound.New(inbound.Config{Relay: d.relay, Metrics: cfg.Metrics})
+	d.inbound = inbound.New(inbound.Config{Relay: d.relay, Mark: cfg.Mark, Metrics: cfg.Metrics})
 	var err error
 	d.probes, err = probe.NewClient(probe.Config{
 		Dial:  d.dialer(transport.Probe),
@@ -120,13 +124,19 @@ func (d *Dataplane) ListenIdle(r *meshv1.ListenIdleRequest, stream grpc.ServerSt
 func (d *Dataplane) Update(s *registry.Snapshot) {
 	d.inbound.UpdatePolicies(s)
 	d.outbound.Update(time.Now(), s)
+	d.captured.update(s)
 }
 
 // UpdateLocal replaces the replicas of this node.
-func (d *Dataplane) UpdateLocal(endpoints []registry.Endpoint) { d.inbound.Update(endpoints) }
+func (d *Dataplane) UpdateLocal(endpoints []registry.Endpoint) {
+	d.inbound.Update(endpoints)
+	d.captured.updateLocal(endpoints)
+}
 
 // Listener is where callers connect to that want one service, whatever they speak.
 type Listener struct {
+	// Service is the one that they want. Default: that at whose virtual address they meant to connect, when a rule of the kernel
+	// led them here.
 	Service registry.ServiceName
 	net.Listener
 }
@@ -162,7 +172,7 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener, services 
 		return d.relay.Serve(ctx, proxy, relay.Entry{Router: d.outbound.Router()})
 	})
 	for _, l := range services {
-		run(&serving, func() error { return d.relay.Serve(ctx, l, d.outbound.Entry(l.Service)) })
+		run(&serving, func() error { return d.relay.Serve(ctx, l, d.entry(l.Service)) })
 	}
 	run(&serving, func() error { return d.relay.Serve(ctx, d.http, d.fromAgents(relay.HTTP1)) })
 	run(&serving, func() error { return d.relay.Serve(ctx, d.http2, d.fromAgents(relay.HTTP2)) })
@@ -176,6 +186,20 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener, services 
 		all = errors.Join(all, err)
 	}
 	return all
+}
+
+// entry returns what a listener for a service needs.
+func (d *Dataplane) entry(service registry.ServiceName) relay.Entry {
+	if service != "" {
+		return d.outbound.Entry(service)
+	}
+	return relay.Entry{Each: func(c net.Conn) (relay.Entry, bool) {
+		meant, err := sockets.OriginalDestination(c)
+		if err != nil {
+			return relay.Entry{}, false
+		}
+		return d.leadsTo(meant)
+	}}
 }
 
 // Observe describes what this agent sees now of one service, or of all if service is empty.

@@ -103,9 +103,11 @@ func read(spec *meshv1.ServicePolicySpec, problems *document.Problems) Policy {
 		Timeout:     problems.Duration("spec.timeout", spec.GetTimeout(), d.Timeout, document.Span{Min: time.Millisecond, Max: 24 * time.Hour, Off: true}),
 		RetryBudget: readRetryBudget(spec.GetRetryBudget(), d.RetryBudget, problems),
 
-		Forwarded:     readForwarded(spec.GetForwarded(), d.Forwarded, problems),
-		ProxyProtocol: spec.GetProxyProtocol(),
-		DetectTimeout: problems.Duration("spec.detectTimeout", spec.GetDetectTimeout(), d.DetectTimeout, document.Span{Min: time.Millisecond, Max: time.Minute, Off: true}),
+		Forwarded:      readForwarded(spec.GetForwarded(), d.Forwarded, problems),
+		ProxyProtocol:  spec.GetProxyProtocol(),
+		CaptureReal:    spec.GetCaptureReal(),
+		CaptureInbound: spec.GetCaptureInbound(),
+		DetectTimeout:  problems.Duration("spec.detectTimeout", spec.GetDetectTimeout(), d.DetectTimeout, document.Span{Min: time.Millisecond, Max: time.Minute, Off: true}),
 	}
 	if p.Balancer.NeedsKey() && spec.GetConsistentHash().GetKey() == nil {
 		problems.Add("spec.consistentHash.key",
@@ -398,9 +400,11 @@ func (p Policy) spec() *meshv1.ServicePolicySpec {
 			MinPerSecond: new(p.RetryBudget.MinPerSecond),
 			Window:       document.FormatDuration(p.RetryBudget.Window),
 		},
-		Forwarded:     string(p.Forwarded),
-		ProxyProtocol: new(p.ProxyProtocol),
-		DetectTimeout: document.FormatDuration(p.DetectTimeout),
+		Forwarded:      string(p.Forwarded),
+		ProxyProtocol:  new(p.ProxyProtocol),
+		CaptureReal:    new(p.CaptureReal),
+		CaptureInbound: new(p.CaptureInbound),
+		DetectTimeout:  document.FormatDuration(p.DetectTimeout),
 	}
 }
 

@@ -121,9 +121,11 @@ func valid() *rapid.Generator[*meshv1.ServicePolicy] {
 				},
 				Timeout: duration(time.Millisecond, 24*time.Hour).Draw(t, "timeout"),
 
-				Forwarded:     rapid.SampledFrom([]string{"", string(policy.ForwardedNone), string(policy.ForwardedXFF), string(policy.ForwardedRFC)}).Draw(t, "forwarded"),
-				ProxyProtocol: optional(rapid.Bool()).Draw(t, "PROXY"),
-				DetectTimeout: duration(time.Millisecond, time.Minute).Draw(t, "detect"),
+				Forwarded:      rapid.SampledFrom([]string{"", string(policy.ForwardedNone), string(policy.ForwardedXFF), string(policy.ForwardedRFC)}).Draw(t, "forwarded"),
+				ProxyProtocol:  optional(rapid.Bool()).Draw(t, "PROXY"),
+				CaptureReal:    optional(rapid.Bool()).Draw(t, "real"),
+				CaptureInbound: optional(rapid.Bool()).Draw(t, "inbound"),
+				DetectTimeout:  duration(time.Millisecond, time.Minute).Draw(t, "detect"),
 				RetryBudget: &meshv1.RetryBudget{
 					Ratio:        number(0, 1, "ratio"),
 					MinPerSecond: number(0, 1000, "min"),

@@ -34,6 +34,9 @@ type Policy struct {
 	ProxyProtocol bool
 	// DetectTimeout is how long a connection may keep silent before it may be one whose server speaks first. 0: no time.
 	DetectTimeout time.Duration
+
+	CaptureReal    bool // connections to the addresses of replicas are captured, and balanced
+	CaptureInbound bool // connections to replicas that come from outside the mesh are captured, and counted
 }
 
 // Balancer names a balancing rule.

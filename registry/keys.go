@@ -3,6 +3,7 @@ package registry
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"path"
 	"strings"
 	"unicode"
@@ -12,12 +13,14 @@ import (
 )
 
 // Keys of the store are, below the prefix of the mesh: services/NAME, endpoints/SERVICE/NODE/ADDRESS, policies/SERVICE,
-// nodes/NODE.
+// nodes/NODE, addresses/SERVICE, slots/N.
 const (
 	ServiceKeys  = "services/"
 	EndpointKeys = "endpoints/"
 	PolicyKeys   = "policies/"
 	NodeKeys     = "nodes/"
+	AddressKeys  = "addresses/"
+	SlotKeys     = "slots/"
 )
 
 // Record is one key of the store with its value. The key is relative to the prefix of the mesh.
@@ -37,8 +40,23 @@ func (n ServiceName) Key() string { return ServiceKeys + string(n) }
 // PolicyKey returns where the policy of the service is stored.
 func (n ServiceName) PolicyKey() string { return PolicyKeys + string(n) }
 
+// AddressKey returns where the virtual addresses of the service are stored.
+func (n ServiceName) AddressKey() string { return AddressKeys + string(n) }
+
 // Key returns where the claim of the name is stored.
 func (n NodeName) Key() string { return NodeKeys + string(n) }
+
+// VirtualRanges returns the ranges of virtual addresses: those given, or else the defaults, which are of no use on the Internet.
+// The one of IPv4 is reserved (RFC 1112, 4), the one of IPv6 local (RFC 4193).
+func VirtualRanges(ipv4, ipv6 netip.Prefix) (netip.Prefix, netip.Prefix) {
+	if !ipv4.IsValid() {
+		ipv4 = netip.MustParsePrefix("240.64.0.0/12")
+	}
+	if !ipv6.IsValid() {
+		ipv6 = netip.MustParsePrefix("fd68:6561:6472::/64")
+	}
+	return ipv4, ipv6
+}
 
 // Validate reports whether the name may be part of a key.
 func (n ServiceName) Validate() error {

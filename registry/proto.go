@@ -17,6 +17,7 @@ import (
 	"github.com/headroom-mesh/headroom/policy"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // Encode returns m as the store keeps it: JSON that is the same for every build. (What protojson returns differs from
@@ -140,6 +141,42 @@ func stateFromProto(s meshv1.EndpointRecord_State) (State, error) {
 	return 0, fmt.Errorf("want READY, UNHEALTHY or DRAINING, got %v", s)
 }
 
+// Proto returns the addresses as they are stored.
+func (a Addresses) Proto() *meshv1.AddressRecord {
+	r := &meshv1.AddressRecord{Service: string(a.Service), Ipv4: a.IPv4.String(), Ipv6: a.IPv6.String()}
+	if !a.Released.IsZero() {
+		r.Released = timestamppb.New(a.Released)
+	}
+	return r
+}
+
+// AddressesFromValue decodes the record of the virtual addresses of a service.
+func AddressesFromValue(value []byte) (Addresses, error) {
+	record := new(meshv1.AddressRecord)
+	if err := decode(value, record); err != nil {
+		return Addresses{}, err
+	}
+	return addressesFromProto(record)
+}
+
+func addressesFromProto(r *meshv1.AddressRecord) (Addresses, error) {
+	a := Addresses{Service: ServiceName(r.GetService())}
+	var err4, err6 error
+	if a.IPv4, err4 = netip.ParseAddr(r.GetIpv4()); err4 != nil {
+		err4 = fmt.Errorf("ipv4: %w", err4)
+	}
+	if a.IPv6, err6 = netip.ParseAddr(r.GetIpv6()); err6 != nil {
+		err6 = fmt.Errorf("ipv6: %w", err6)
+	}
+	if r.GetReleased() != nil {
+		a.Released = r.GetReleased().AsTime()
+	}
+	if err := errors.Join(err4, err6); err != nil {
+		return Addresses{}, err
+	}
+	return a, a.Validate()
+}
+
 // Proto returns the snapshot as it is kept on disk.
 func (s *Snapshot) Proto() *meshv1.SnapshotRecord {
 	r := &meshv1.SnapshotRecord{Revision: s.Revision}
@@ -151,6 +188,9 @@ func (s *Snapshot) Proto() *meshv1.SnapshotRecord {
 		}
 		if service.Document != nil {
 			r.Policies = append(r.Policies, service.Document)
+		}
+		if a := service.addresses(); a != (Addresses{}) {
+			r.Addresses = append(r.Addresses, a.Proto())
 		}
 	}
 	return r
@@ -177,6 +217,13 @@ func SnapshotFromProto(r *meshv1.SnapshotRecord) (*Snapshot, error) {
 			b.putEndpoint(time.Time{}, e)
 		}
 		problems = append(problems, inRecord("endpoint", record.GetAddress(), err))
+	}
+	for _, record := range r.GetAddresses() {
+		a, err := addressesFromProto(record)
+		if err == nil {
+			b.putAddresses(a)
+		}
+		problems = append(problems, inRecord("addresses of", record.GetService(), err))
 	}
 	b.revision = r.GetRevision()
 	return b.Snapshot(), errors.Join(problems...)

@@ -85,6 +85,8 @@ func (s State) String() string {
 type Snapshot struct {
 	Revision int64
 	Services map[ServiceName]*Service
+
+	at map[netip.Addr]ServiceName // of the virtual addresses in Services; nil if no Builder made the snapshot
 }
 
 // Service is a service in a Snapshot.
@@ -96,6 +98,8 @@ type Service struct {
 	// Document is the stored policy, with its revision in metadata.resourceVersion; nil if the defaults hold.
 	Document       *meshv1.ServicePolicy
 	PolicyRevision int64 // 0 if the defaults hold
+
+	IPv4, IPv6 netip.Addr // the virtual addresses that stand for the service; the zero Addr if it has none yet
 }
 
 var (

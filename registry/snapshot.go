@@ -43,7 +43,8 @@ type state struct {
 	lapsed    map[EndpointID]lapse
 	document  *meshv1.ServicePolicy // nil: none
 	policy    policy.Policy
-	revision  int64 // of the policy
+	revision  int64     // of the policy
+	addresses Addresses // the zero Addresses if none are stored
 }
 
 type lapse struct {
@@ -72,6 +73,7 @@ func NewBuilder(from *Snapshot, bad func(key string, err error)) *Builder {
 	for name, service := range from.Services {
 		s := b.service(name)
 		s.recorded, s.document, s.policy, s.revision = true, service.Document, service.Policy, service.PolicyRevision
+		s.addresses = service.addresses()
 		for _, e := range service.Endpoints {
 			s.endpoints[e.ID()] = e
 		}
@@ -148,23 +150,42 @@ func (b *Builder) Snapshot() *Snapshot {
 	if len(b.changed) == 0 && b.revision == b.current.Revision {
 		return b.current
 	}
-	services := b.current.Services
+	services, at := b.current.Services, b.current.at
 	if len(b.changed) > 0 {
 		services = maps.Clone(services)
 	}
+	var settled []*Service // where there was none
 	for name := range b.changed {
-		s := b.services[name]
-		if !s.known() {
-			delete(services, name)
-			delete(b.services, name)
-			delete(b.returning, name)
-		} else if next := s.snapshot(name); !next.equal(services[name]) {
-			services[name] = next
+		before := services[name].addresses()
+		b.apply(name, services)
+		switch after := services[name]; {
+		case after.addresses() == before:
+		case before == Addresses{}:
+			settled = append(settled, after)
+		default:
+			at = nil
 		}
 	}
+	at = withAddresses(at, settled, services)
 	clear(b.changed)
-	b.current = &Snapshot{Revision: b.revision, Services: services}
+	b.current = &Snapshot{Revision: b.revision, Services: services, at: at}
 	return b.current
+}
+
+// apply brings a service up to date in services. The addresses of one that is gone are remembered for its return.
+func (b *Builder) apply(name ServiceName, services map[ServiceName]*Service) {
+	s := b.services[name]
+	if s.known() {
+		if next := s.snapshot(name); !next.equal(services[name]) {
+			services[name] = next
+		}
+		return
+	}
+	delete(services, name)
+	delete(b.returning, name)
+	if s.addresses == (Addresses{}) {
+		delete(b.services, name)
+	}
 }
 
 func (b *Builder) service(name ServiceName) *state {
@@ -190,6 +211,9 @@ func (b *Builder) keys() []string {
 		if s.document != nil {
 			keys = append(keys, name.PolicyKey())
 		}
+		if s.addresses != (Addresses{}) {
+			keys = append(keys, name.AddressKey())
+		}
 		for id := range s.endpoints {
 			keys = append(keys, EndpointKeys+string(id))
 		}
@@ -209,6 +233,9 @@ func (b *Builder) put(now time.Time, r Record) error {
 	}
 	if name, ok := strings.CutPrefix(r.Key, PolicyKeys); ok {
 		return b.putPolicyRecord(name, r)
+	}
+	if name, ok := strings.CutPrefix(r.Key, AddressKeys); ok {
+		return b.putAddressRecord(name, r.Value)
 	}
 	return nil
 }
@@ -315,6 +342,27 @@ func (b *Builder) putPolicy(doc *meshv1.ServicePolicy, revision int64) error {
 	return nil
 }
 
+func (b *Builder) putAddressRecord(name string, value []byte) error {
+	a, err := AddressesFromValue(value)
+	if err != nil {
+		return err
+	}
+	if string(a.Service) != name {
+		return fmt.Errorf("the record under this key is that of service %q", a.Service)
+	}
+	b.putAddresses(a)
+	return nil
+}
+
+// putAddresses does not ask whether they are released: a service that is there keeps them.
+func (b *Builder) putAddresses(a Addresses) {
+	a.Released = time.Time{}
+	if s := b.service(a.Service); s.addresses != a {
+		s.addresses = a
+		b.changed[a.Service] = true
+	}
+}
+
 func (b *Builder) remove(now time.Time, key string) {
 	kind, rest, _ := strings.Cut(key, "/")
 	service, below, _ := strings.Cut(rest, "/")
@@ -334,6 +382,9 @@ func (b *Builder) remove(now time.Time, key string) {
 	case kind+"/" == PolicyKeys:
 		news = s.document != nil
 		s.document, s.policy, s.revision = nil, policy.Default(), 0
+	case kind+"/" == AddressKeys:
+		news = s.addresses != Addresses{}
+		s.addresses = Addresses{}
 	}
 	if news {
 		b.changed[ServiceName(service)] = true
@@ -390,12 +441,14 @@ func (s *state) snapshot(name ServiceName) *Service {
 		Policy:         s.policy,
 		Document:       s.document,
 		PolicyRevision: s.revision,
+		IPv4:           s.addresses.IPv4,
+		IPv6:           s.addresses.IPv6,
 	}
 }
 
 func (s *Service) equal(o *Service) bool {
 	return o != nil && slices.Equal(s.Endpoints, o.Endpoints) && s.Policy == o.Policy &&
-		s.PolicyRevision == o.PolicyRevision && proto.Equal(s.Document, o.Document)
+		s.PolicyRevision == o.PolicyRevision && proto.Equal(s.Document, o.Document) && s.IPv4 == o.IPv4 && s.IPv6 == o.IPv6
 }
 
 // shown returns the endpoints that requests may go to, in the order of their IDs.

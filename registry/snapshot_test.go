@@ -11,6 +11,8 @@ import (
 	"unicode"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -20,13 +22,17 @@ import (
 var compare = cmp.Options{
 	protocmp.Transform(),
 	cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmpopts.IgnoreUnexported(registry.Snapshot{}),
 }
 
 // value is what a key of the store holds.
 type value struct {
 	endpoint registry.Endpoint
 	timeout  string // of a policy
-	complete bool   // of a node
+	slot     int    // of addresses
+	released bool
+	complete bool // of a node
 	revision int64
 	created  int64 // 0: not known
 	bad      bool
@@ -44,6 +50,11 @@ func (v value) record(key string) registry.Record {
 			panic(err)
 		}
 		text = string(encoded)
+	case kind == "addresses":
+		text = fmt.Sprintf(`{"service":%q,"ipv4":"240.64.0.%d","ipv6":"fd68:6561:6472::%x"}`, name, v.slot, v.slot)
+		if v.released {
+			text = strings.TrimSuffix(text, "}") + `,"released":"2026-01-02T03:04:05Z"}`
+		}
 	case kind == "nodes":
 		text = fmt.Sprintf(`{"node":%q,"registered":%v}`, name, v.complete)
 	case kind == "policies":
@@ -186,6 +197,9 @@ func (m *model) snapshot() map[registry.ServiceName]*registry.Service {
 	for _, key := range slices.Sorted(maps.Keys(m.known)) {
 		kind, rest, _ := strings.Cut(key, "/")
 		name, _, _ := strings.Cut(rest, "/")
+		if kind == "addresses" {
+			continue // they make no service
+		}
 		s, v := service(registry.ServiceName(name)), m.known[key]
 		switch kind {
 		case "endpoints":
@@ -204,18 +218,47 @@ func (m *model) snapshot() map[registry.ServiceName]*registry.Service {
 			slices.SortFunc(s.Endpoints, func(a, b registry.Endpoint) int { return strings.Compare(string(a.ID()), string(b.ID())) })
 		}
 	}
+	for name, s := range services {
+		if v := m.known[name.AddressKey()]; v.slot != 0 {
+			s.IPv4, s.IPv6 = addresses(v.slot)
+		}
+	}
 	return services
+}
+
+func addresses(slot int) (ipv4, ipv6 netip.Addr) {
+	return netip.AddrFrom4([4]byte{240, 64, 0, byte(slot)}), netip.MustParseAddr(fmt.Sprintf("fd68:6561:6472::%x", slot))
+}
+
+// wantLookup compares ServiceAt with a search.
+func wantLookup(t interface{ Errorf(string, ...any) }, s *registry.Snapshot) {
+	for slot := range 4 {
+		ipv4, ipv6 := addresses(slot)
+		for _, addr := range []netip.Addr{ipv4, ipv6} {
+			var want registry.ServiceName
+			for _, name := range slices.Sorted(maps.Keys(s.Services)) {
+				if service := s.Services[name]; want == "" && (service.IPv4 == addr || service.IPv6 == addr) {
+					want = name
+				}
+			}
+			if got, ok := s.ServiceAt(addr); got != want || ok != (want != "") {
+				t.Errorf("at %s there is %q, %v; want %q", addr, got, ok, want)
+			}
+		}
+	}
 }
 
 // keys and values that the property is tried with: few, so that they meet.
 func anyKey() *rapid.Generator[string] {
 	return rapid.Custom(func(t *rapid.T) string {
 		name := registry.ServiceName(rapid.SampledFrom([]string{"web", "web", "web", "db"}).Draw(t, "service"))
-		switch rapid.IntRange(0, 9).Draw(t, "kind") {
+		switch rapid.IntRange(0, 10).Draw(t, "kind") {
 		case 0:
 			return name.Key()
 		case 1:
 			return name.PolicyKey()
+		case 10:
+			return name.AddressKey()
 		case 2:
 			return rapid.SampledFrom([]registry.NodeName{"a", "b", "c"}).Draw(t, "node").Key()
 		}
@@ -237,6 +280,8 @@ func anyValue(key string) *rapid.Generator[value] {
 			return value{endpoint: e}
 		case "nodes":
 			return value{complete: rapid.Bool().Draw(t, "complete")}
+		case "addresses":
+			return value{slot: rapid.IntRange(1, 3).Draw(t, "slot"), released: rapid.Bool().Draw(t, "released")}
 		case "policies":
 			return value{timeout: rapid.SampledFrom([]string{"1s", "2s"}).Draw(t, "timeout")}
 		}
@@ -337,6 +382,7 @@ func TestBuilder(t *testing.T) {
 				if !away && s.Revision != revision {
 					t.Fatalf("revision %d, want %d", s.Revision, revision)
 				}
+				wantLookup(t, s)
 				for name, service := range s.Services {
 					if old := last.Services[name]; old != nil && old != service && cmp.Equal(old, service, compare) {
 						t.Fatalf("%s was copied without a change", name)
@@ -439,7 +485,7 @@ func describe(s *registry.Snapshot) string {
 	var text strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(s.Services)) {
 		service := s.Services[name]
-		fmt.Fprintln(&text, name, service.Endpoints, service.Policy, service.PolicyRevision, service.Document == nil)
+		fmt.Fprintln(&text, name, service.Endpoints, service.Policy, service.PolicyRevision, service.Document == nil, service.IPv4, service.IPv6)
 	}
 	return text.String()
 }
@@ -452,6 +498,9 @@ func TestSnapshotFromDisk(t *testing.T) {
 	for key, v := range map[string]value{
 		"services/empty":              {},
 		"policies/web":                {timeout: "3s"},
+		"addresses/web":               {slot: 1},
+		"addresses/empty":             {slot: 2, released: true},
+		"addresses/gone":              {slot: 3, released: true},
 		"endpoints/web/a/10.0.0.1:80": {endpoint: endpoint("web", "a", registry.Ready)},
 		"endpoints/web/b/10.0.0.1:80": {endpoint: endpoint("web", "b", registry.Draining)},
 
@@ -468,6 +517,7 @@ func TestSnapshotFromDisk(t *testing.T) {
 	if diff := cmp.Diff(want, got, compare); diff != "" {
 		t.Errorf("from disk (-want +got):\n%s", diff)
 	}
+	wantLookup(t, got)
 
 	next := registry.NewBuilder(got, nil)
 	if next.Snapshot() != got {
@@ -490,9 +540,12 @@ func TestBadPartsOfDiskCopy(t *testing.T) {
 	record := good.Snapshot().Proto()
 	record.Endpoints = append(record.Endpoints, endpoint("web", "b/c", registry.Ready).Proto())
 	record.Services = append(record.Services, registry.ServiceName("no label").Proto())
+	record.Addresses = append(record.Addresses, &meshv1.AddressRecord{Service: "db", Ipv4: "240.64.0.1"})
 	got, err := registry.SnapshotFromProto(record)
-	if err == nil || !strings.Contains(err.Error(), "no label") || !strings.Contains(err.Error(), "b/c") {
-		t.Errorf("error %v, want both problems", err)
+	for _, part := range []string{"no label", "b/c", `addresses of "db": ipv6`} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("error %v, want %s in it", err, part)
+		}
 	}
 	if want := good.Snapshot().Services; !cmp.Equal(want, got.Services, compare) {
 		t.Errorf("got %v, want the good parts", describe(got))
@@ -531,12 +584,51 @@ func TestEndpointProblems(t *testing.T) {
 	}
 }
 
+func TestAddressProblems(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ value, want string }{
+		{`{"service":"web","ipv4":"240.64.0.17","ipv6":"fd68:6561:6472::11"}`, ""},
+		{`{"service":"web","ipv4":"10.1.2.3","ipv6":"2001:db8::1","released":"2026-01-02T03:04:05Z","future":1}`, ""},
+		{`{"service":"Web","ipv4":"240.64.0.17","ipv6":"fd68:6561:6472::11"}`, `service "Web"`},
+		{`{"service":"web","ipv4":"240.64.0.17"}`, "ipv6"},
+		{`{"service":"web","ipv4":"240.64.0.256","ipv6":"fd68:6561:6472::11"}`, "ipv4"},
+		{`{"service":"web","ipv4":"fd68:6561:6472::11","ipv6":"fd68:6561:6472::11"}`, "want an IPv4 address"},
+		{`{"service":"web","ipv4":"240.64.0.17","ipv6":"240.64.0.17"}`, "want an IPv6 address"},
+		{`{"service":"web","ipv4":"240.64.0.17","ipv6":"fd68:6561:6472::11%eth0"}`, "without a zone"},
+		{`{"service":"web","ipv4":"127.0.0.1","ipv6":"fd68:6561:6472::11"}`, "127.0.0.1/32 overlaps 127.0.0.0/8"},
+		{`{"service":"web","ipv4":"240.64.0.17","ipv6":"::1"}`, "::1/128 overlaps ::/127"},
+		{`{"service":"web","ipv4":"240.64.0.17","ipv6":"::ffff:240.64.0.17"}`, "overlaps ::ffff:0"},
+		{`{"service":"web","ipv4":"240.64.0.17","ipv6":"fd68:6561:6472::11","released":"yesterday"}`, "Timestamp"},
+		{`?`, "syntax"},
+	} {
+		_, err := registry.AddressesFromValue([]byte(test.value))
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", test.value, err, test.want)
+		}
+	}
+}
+
+// Snapshots that somebody else made than a Builder can be asked as well.
+func TestLookupWithoutBuilder(t *testing.T) {
+	t.Parallel()
+	ipv4, ipv6 := addresses(1)
+	s := &registry.Snapshot{Services: map[registry.ServiceName]*registry.Service{
+		"web": {Name: "web", IPv4: ipv4, IPv6: ipv6}, "db": {Name: "db"},
+	}}
+	wantLookup(t, s)
+	if name, ok := s.ServiceAt(netip.Addr{}); ok {
+		t.Errorf("at no address there is %q", name)
+	}
+	wantLookup(t, &registry.Snapshot{})
+}
+
 // Whatever somebody writes into the store, it does no harm to the rest.
 func FuzzRecord(f *testing.F) {
-	for _, seed := range []string{"services/web", "policies/web", "endpoints/web/a/10.0.0.1:80", "nodes/a", "services/", "x", "/", ""} {
+	for _, seed := range []string{"services/web", "addresses/web", "slots/17", "policies/web", "endpoints/web/a/10.0.0.1:80", "nodes/a", "services/", "x", "/", ""} {
 		f.Add(seed, []byte(`{"name":"web"}`))
 	}
 	f.Add("endpoints/web/b/10.0.0.1:80", value{endpoint: endpoint("web", "b", registry.Ready)}.record("endpoints/").Value)
+	f.Add("addresses/web", value{slot: 1}.record("addresses/web").Value)
 	f.Fuzz(func(t *testing.T, key string, content []byte) {
 		web := endpoint("web", "a", registry.Ready)
 		b := registry.NewBuilder(nil, nil)

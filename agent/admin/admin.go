@@ -85,6 +85,9 @@ type Config struct {
 	// Observe returns what this agent sees of a service, or of all if service is empty.
 	Observe func(service registry.ServiceName) *meshv1.Observation
 
+	// Capture leads connections of applications here. Default: nothing does.
+	Capture Capture
+
 	// Ready lists what must hold for /readyz. Default: nothing.
 	Ready []Check
 	// Metrics are shown on /metrics, and get those of this package. Default: only the latter.

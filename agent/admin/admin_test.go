@@ -55,7 +55,8 @@ func newWorld() *world {
 			{Service: "web", Node: "b", Address: netip.MustParseAddrPort("127.0.0.1:2"), State: registry.Unhealthy},
 			{Service: "web", Node: "c", Address: netip.MustParseAddrPort("127.0.0.1:3"), State: registry.Draining},
 		}},
-		"idle": {Name: "idle", Policy: policy.Default(), PolicyRevision: 5, Document: storedPolicy("idle", "random", "5")},
+		"idle": {Name: "idle", Policy: policy.Default(), PolicyRevision: 5, Document: storedPolicy("idle", "random", "5"),
+			IPv4: netip.MustParseAddr("240.64.0.17"), IPv6: netip.MustParseAddr("fd68:6561:6472::11")},
 	}})
 	w.members = []gossip.Member{{Node: "a", Zone: "z", Version: "v1", Gossip: mesh(1), Mesh: mesh(1)}}
 	return w
@@ -239,9 +240,9 @@ func TestLists(t *testing.T) {
 	}
 	var got strings.Builder
 	for _, s := range services.Services {
-		fmt.Fprintf(&got, "%s %s %d %d/%d/%d\n", s.Name, s.Balancer, s.PolicyRevision, s.Ready, s.Unhealthy, s.Draining)
+		fmt.Fprintf(&got, "%s %s %d %d/%d/%d %s,%s\n", s.Name, s.Balancer, s.PolicyRevision, s.Ready, s.Unhealthy, s.Draining, s.Ipv4, s.Ipv6)
 	}
-	if want := "idle prequal 5 0/0/0\nweb prequal 0 1/1/1\n"; got.String() != want {
+	if want := "idle prequal 5 0/0/0 240.64.0.17,fd68:6561:6472::11\nweb prequal 0 1/1/1 ,\n"; got.String() != want {
 		t.Errorf("services\n%swant\n%s", got.String(), want)
 	}
 	for service, want := range map[string]int{"": 3, "web": 3, "idle": 0} {

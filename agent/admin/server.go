@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,6 +42,7 @@ func (s *adminServer) ListServices(context.Context, *meshv1.ListServicesRequest)
 func summarize(s *registry.Service) *meshv1.ServiceSummary {
 	summary := &meshv1.ServiceSummary{
 		Name: string(s.Name), Balancer: string(s.Policy.Balancer), PolicyRevision: s.PolicyRevision,
+		Ipv4: orNone(s.IPv4), Ipv6: orNone(s.IPv6),
 	}
 	for _, e := range s.Endpoints {
 		switch e.State {
@@ -53,6 +55,13 @@ func summarize(s *registry.Service) *meshv1.ServiceSummary {
 		}
 	}
 	return summary
+}
+
+func orNone(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
 }
 
 func (s *adminServer) ListEndpoints(_ context.Context, r *meshv1.ListEndpointsRequest) (*meshv1.ListEndpointsResponse, error) {

@@ -131,6 +131,12 @@ func (n *Node) onNode(args ...string) {
 	n.network.run(append([]string{"-n", n.network.name + n.Name}, args...)...)
 }
 
+// IP runs the command of that name on the machine.
+func (n *Node) IP(args ...string) {
+	n.network.t.Helper()
+	n.onNode(args...)
+}
+
 // Readdress gives the machine one more address, from now on its main one.
 func (n *Node) Readdress(at netip.Prefix) {
 	args := []string{"address", "add", at.String(), "dev", "eth0"}

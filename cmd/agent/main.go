@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/bits"
 	"net/netip"
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -146,10 +148,25 @@ func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	addr(c, &cfg.EtcdListen, "etcd-listen", "`IP:PORT` of the embedded etcd for clients (default: --bind, port 2379)")
 	addr(c, &cfg.EtcdPeerListen, "etcd-peer-listen", "`IP:PORT` of the embedded etcd for members (default: --bind, port 2380)")
 
+	f.TextVar(&cfg.VirtualIPv4, "virtual-ipv4", netip.Prefix{}, "`PREFIX` of the virtual IPv4 addresses of services, the same for all agents (default 240.64.0.0/12)")
+	f.TextVar(&cfg.VirtualIPv6, "virtual-ipv6", netip.Prefix{}, "`PREFIX` of the virtual IPv6 addresses of services, the same for all agents (default fd68:6561:6472::/64)")
+
 	f.StringVar(&cfg.TLS, "tls", "", "`DIR` with this agent's certificate for other agents: tls.crt, tls.key and the roots ca.crt; read again when they change")
 	f.StringVar(&cfg.CA, "ca", "", "`DIR` of a CA with its key, of which the agent makes its own certificates; made if there is none (default with --etcd-embedded: ca in --data-dir)")
 	f.StringVar(&cfg.MTLS, "mtls", "", "`MODE` of connections between agents: strict (TLS only), permissive (in the clear too) or off (default strict with --tls or --ca, else off)")
 	f.StringVar(&cfg.TrustDomain, "trust-domain", "", "`NAME` of the trust domain that certificates must be of (default: what they are of; for a new CA headroom.local)")
+
+	f.BoolVar(&cfg.Capture, "capture", false, "lead connections to virtual addresses here, by nftables: applications need no setting (Linux, CAP_NET_ADMIN)")
+	f.Uint16Var(&cfg.CapturePort, "capture-port", 0, "`PORT` where captured connections arrive (default 15006)")
+	f.StringSliceVar(&cfg.CaptureNetns, "capture-netns", nil, "`PATH` of a further network namespace to capture in, such as /proc/PID/ns/net")
+	f.VarP((*numbers[uint32])(&cfg.CaptureExemptUIDs), "capture-exempt-uids", "", "`UID` of users whose connections are left alone")
+	f.VarP((*numbers[uint16])(&cfg.CaptureExemptPorts), "capture-exempt-ports", "", "`PORT`s: connections to them are left alone")
+	f.StringSliceVar(&cfg.CaptureExemptCgroups, "capture-exempt-cgroups", nil, "`PATH` of control groups (version 2) whose connections are left alone")
+
+	f.StringVar(&cfg.DNS, "dns", "", "`MODE` by which applications get to the agent's DNS server: redirect (port 53 is captured), resolv.conf, resolved, listen or off (default redirect with --capture, else off)")
+	f.Var((*addresses)(&cfg.DNSListen), "dns-listen", "`IP:PORT` of the DNS server (default: loopback, port 15053; with --dns resolv.conf, port 53)")
+	f.StringSliceVar(&cfg.DNSSuffixes, "dns-suffix", nil, "`NAME` that ends the names of services: SERVICE.NAME (default mesh)")
+	f.Var((*addresses)(&cfg.DNSUpstreams), "dns-upstream", "`IP:PORT` of resolvers for all other names (default: those of the node)")
 
 	f.StringVar(&cfg.Services, "services", "", "`DIR` of LocalService files, watched")
 	f.StringVar(&cfg.DataDir, "data-dir", "", "`DIR` for what outlives the agent (default /var/lib/headroom/NODE, or ~/.local/state/headroom/NODE)")
@@ -168,6 +185,52 @@ func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	f.StringVar(&logging.level, "log-level", logging.level, "`LEVEL`: debug, info, warn or error")
 	f.StringVar(&logging.format, "log-format", logging.format, "`FORMAT`: text or json")
 	f.BoolVar(&logging.access, "access-log", false, "write a JSON line per request to standard output")
+}
+
+// numbers is the value of a flag that may be given more than once.
+type numbers[N uint16 | uint32] []N
+
+func (n *numbers[N]) String() string {
+	if len(*n) == 0 {
+		return ""
+	}
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(*n), " ", ","), "[]")
+}
+
+func (n *numbers[N]) Type() string { return "numbers" }
+
+func (n *numbers[N]) Set(text string) error {
+	for part := range strings.SplitSeq(text, ",") {
+		v, err := strconv.ParseUint(strings.TrimSpace(part), 10, bits.Len64(uint64(^N(0))))
+		if err != nil {
+			return fmt.Errorf("%q: want a number up to %d", part, ^N(0))
+		}
+		*n = append(*n, N(v))
+	}
+	return nil
+}
+
+// addresses is the value of a flag that may be given more than once.
+type addresses []netip.AddrPort
+
+func (a *addresses) String() string {
+	if len(*a) == 0 {
+		return ""
+	}
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(*a), " ", ","), "[]")
+}
+
+func (a *addresses) Type() string { return "addresses" }
+
+func (a *addresses) Set(text string) error {
+	for part := range strings.SplitSeq(text, ",") {
+		at, err := netip.ParseAddrPort(strings.TrimSpace(part))
+		if err != nil {
+			return fmt.Errorf("%q: want IP:PORT", part)
+		}
+		*a = append(*a, at)
+	}
+	return nil
 }
 
 func addr(c *cobra.Command, p *netip.AddrPort, name, help string) {

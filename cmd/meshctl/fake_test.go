@@ -101,6 +101,9 @@ func (f *fakeAgent) ListServices(context.Context, *meshv1.ListServicesRequest) (
 	answer := &meshv1.ListServicesResponse{}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		summary := &meshv1.ServiceSummary{Name: name, Balancer: "prequal", Ready: uint32(len(f.local[name].GetSpec().GetEndpoints()))}
+		if f.local[name] != nil {
+			summary.Ipv4, summary.Ipv6 = "240.64.1.17", "fd68:6561:6472::111"
+		}
 		if doc := f.policies[name]; doc != nil {
 			summary.PolicyRevision, _ = strconv.ParseInt(doc.Metadata.ResourceVersion, 10, 64)
 			summary.Balancer = policy.Effective(doc).Spec.Balancer

@@ -23,7 +23,7 @@ func (a *app) services() *cobra.Command {
 				if a.output != "table" {
 					return a.writeMessage(cmd.OutOrStdout(), answer)
 				}
-				return writeTable(cmd.OutOrStdout(), "SERVICE BALANCER POLICY READY UNHEALTHY DRAINING", serviceRows(answer))
+				return writeTable(cmd.OutOrStdout(), "SERVICE BALANCER POLICY READY UNHEALTHY DRAINING IPV4 IPV6", serviceRows(answer))
 			})
 		},
 	}
@@ -34,7 +34,7 @@ func (a *app) services() *cobra.Command {
 func serviceRows(answer *meshv1.ListServicesResponse) (rows [][]string) {
 	for _, s := range answer.Services {
 		rows = append(rows, []string{s.Name, s.Balancer, revision(s.PolicyRevision),
-			fmt.Sprint(s.Ready), fmt.Sprint(s.Unhealthy), fmt.Sprint(s.Draining)})
+			fmt.Sprint(s.Ready), fmt.Sprint(s.Unhealthy), fmt.Sprint(s.Draining), s.Ipv4, s.Ipv6})
 	}
 	return rows
 }

@@ -149,6 +149,12 @@ func settings() []*setting {
 		{name: "detect-timeout", value: "DURATION",
 			usage: "how long a caller's connection to one service may be silent before a replica may speak first, 1ms to 1m; 0s: not at all",
 			set:   words(func(s *meshv1.ServicePolicySpec) *string { return &s.DetectTimeout })},
+		{name: "capture-real", value: "bool",
+			usage: "capture connections to the addresses of replicas, too, where agents capture",
+			set:   truth(func(s *meshv1.ServicePolicySpec) **bool { return &s.CaptureReal })},
+		{name: "capture-inbound", value: "bool",
+			usage: "count connections to replicas that come from outside the mesh, where agents capture",
+			set:   truth(func(s *meshv1.ServicePolicySpec) **bool { return &s.CaptureInbound })},
 	}
 }
 

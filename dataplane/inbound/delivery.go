@@ -4,11 +4,13 @@ import (
 	"context"
 	"net"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
 	"github.com/headroom-mesh/headroom/dataplane/load"
 	"github.com/headroom-mesh/headroom/dataplane/relay"
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 	"github.com/headroom-mesh/headroom/registry"
 )
 
@@ -21,11 +23,11 @@ const (
 )
 
 // target says how a replica is reached.
-func target(e registry.Endpoint, proxyHeader bool) relay.Target {
+func target(e registry.Endpoint, proxyHeader bool, mark uint32) relay.Target {
 	return relay.Target{
 		Name: "replica " + string(e.ID()),
 		Dial: func(ctx context.Context, _ relay.Protocol) (net.Conn, error) {
-			d := net.Dialer{Timeout: connectTimeout}
+			d := net.Dialer{Timeout: connectTimeout, Control: markFor(e, mark)}
 			network, address := e.Network()
 			return d.DialContext(ctx, network, address)
 		},
@@ -35,6 +37,14 @@ func target(e registry.Endpoint, proxyHeader bool) relay.Target {
 	}
 }
 
+// markFor returns what marks connections to a replica. Those to a Unix socket need no mark: nothing redirects them.
+func markFor(e registry.Endpoint, mark uint32) func(string, string, syscall.RawConn) error {
+	if e.Socket != "" {
+		return nil
+	}
+	return sockets.Mark(mark)
+}
+
 // Begin takes in a call from another agent, which has picked the replica.
 func (in *Inbound) Begin(h relay.Head, now time.Time) relay.Call {
 	d := in.deliveries.Get().(*delivery)
@@ -42,9 +52,34 @@ func (in *Inbound) Begin(h relay.Head, now time.Time) relay.Call {
 	return d
 }
 
-// delivery is a call from another agent. Deliveries are used again.
+// Direct returns what takes calls that were meant for one replica of this node, by those who know of no mesh.
+func (in *Inbound) Direct(id registry.EndpointID) relay.Entry {
+	return relay.Entry{Router: direct{in, id}, Service: func() relay.Service {
+		r := in.Replica(id)
+		if r == nil {
+			return relay.Service{}
+		}
+		return relay.Service{Protocol: relay.Declared(r.Endpoint.Protocol), DetectTimeout: r.policy.DetectTimeout}
+	}}
+}
+
+// direct routes calls to one replica.
+type direct struct {
+	*Inbound
+	id registry.EndpointID
+}
+
+// Begin takes in a call from outside the mesh.
+func (d direct) Begin(h relay.Head, now time.Time) relay.Call {
+	c := d.deliveries.Get().(*delivery)
+	c.inbound, c.head, c.begun, c.direct = d.Inbound, h, now, d.id
+	return c
+}
+
+// delivery is a call from another agent, or from outside the mesh. Deliveries are used again.
 type delivery struct {
 	inbound *Inbound
+	direct  registry.EndpointID // the replica, for calls from outside the mesh
 	head    relay.Head
 	begun   time.Time
 	flight  Flight
@@ -62,13 +97,31 @@ func (d *delivery) Next(_ context.Context, failed *fault.Error) (relay.Hop, *fau
 	if failed != nil {
 		return relay.Hop{}, failed
 	}
-	id, _ := d.head.Field(d.scratch[:0], relay.FieldEndpoint)
-	replica := (*d.inbound.replicas.Load())[registry.EndpointID(id)]
-	if replica == nil {
-		return relay.Hop{}, fault.New(fault.UnknownEndpoint, "there is no replica %q on this node", id)
+	replica, no := d.replica()
+	if no != nil {
+		return relay.Hop{}, no
+	}
+	if d.direct != "" {
+		d.flight.begin(d.inbound, replica, d.begun, 0, "")
+		return relay.Hop{To: replica.upstream, Forwarded: replica.policy.Forwarded}, nil
 	}
 	d.flight.begin(d.inbound, replica, d.begun, d.key(), d.reservation())
 	return relay.Hop{To: replica.upstream}, nil
+}
+
+func (d *delivery) replica() (*Replica, *fault.Error) {
+	replicas := *d.inbound.replicas.Load()
+	if d.direct != "" {
+		if r := replicas[d.direct]; r != nil {
+			return r, nil
+		}
+		return nil, fault.New(fault.UnknownEndpoint, "there is no replica %q on this node", d.direct)
+	}
+	id, _ := d.head.Field(d.scratch[:0], relay.FieldEndpoint)
+	if r := replicas[registry.EndpointID(id)]; r != nil {
+		return r, nil
+	}
+	return nil, fault.New(fault.UnknownEndpoint, "there is no replica %q on this node", id)
 }
 
 // key returns the hash of the call's key, 0 if none is told.
@@ -89,6 +142,9 @@ func (d *delivery) reservation() string {
 // Answered tells the other agent the load that the replica bears.
 func (d *delivery) Answered(h relay.Answer, now time.Time) ([]relay.Field, *fault.Error) {
 	report := d.flight.Answered(h, now)
+	if d.direct != "" {
+		return nil, nil
+	}
 	d.fields[0] = relay.Field{Name: relay.FieldLoad, Value: report.Append(d.scratch[:0])}
 	return d.fields[:], nil
 }

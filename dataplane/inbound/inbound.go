@@ -19,6 +19,7 @@ import (
 type Inbound struct {
 	replicas atomic.Pointer[map[registry.EndpointID]*Replica]
 	relay    *relay.Engine
+	mark     uint32
 	metrics  *metrics
 
 	deliveries   sync.Pool // of *delivery
@@ -46,13 +47,15 @@ type Replica struct {
 
 // Config configures an Inbound.
 type Config struct {
-	Relay   *relay.Engine         // carries the calls
+	Relay *relay.Engine // carries the calls
+	// Mark is set on connections to replicas (sockets.Mark). Default none.
+	Mark    uint32
 	Metrics prometheus.Registerer // nil: not exported
 }
 
 // New returns an Inbound without replicas.
 func New(cfg Config) *Inbound {
-	in := &Inbound{relay: cfg.Relay, metrics: newMetrics(cfg.Metrics), ended: make(chan struct{}), snapshot: &registry.Snapshot{}}
+	in := &Inbound{relay: cfg.Relay, mark: cfg.Mark, metrics: newMetrics(cfg.Metrics), ended: make(chan struct{}), snapshot: &registry.Snapshot{}}
 	in.replicas.Store(&map[registry.EndpointID]*Replica{})
 	in.deliveries.New = func() any { return new(delivery) }
 	return in
@@ -132,7 +135,7 @@ func (in *Inbound) upstream(r, old *Replica) *relay.Upstream {
 	if old != nil {
 		old.upstream.CloseIdle()
 	}
-	return in.relay.NewUpstream(target(r.Endpoint, r.policy.ProxyProtocol))
+	return in.relay.NewUpstream(target(r.Endpoint, r.policy.ProxyProtocol, in.mark))
 }
 
 // replaceLocked puts replicas in the place of others, and tells those whom that concerns.

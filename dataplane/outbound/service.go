@@ -79,6 +79,7 @@ func protocolOf(replicas []registry.Endpoint) relay.Protocol {
 func balancingDiffers(a, b policy.Policy) bool {
 	a.Timeout, a.RetryBudget, a.Scope = b.Timeout, b.RetryBudget, b.Scope
 	a.Forwarded, a.ProxyProtocol, a.DetectTimeout = b.Forwarded, b.ProxyProtocol, b.DetectTimeout
+	a.CaptureReal, a.CaptureInbound = b.CaptureReal, b.CaptureInbound
 	return a != b
 }
 

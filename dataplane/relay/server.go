@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,8 @@ type Entry struct {
 	Agents bool
 	// Service says how connections are to be taken that can only be meant for one service. Nil: calls name theirs.
 	Service func() Service
+	// Each says more of a connection that was just accepted, or that it leads nowhere: then it is cut off. Nil: nothing to add.
+	Each func(c net.Conn) (Entry, bool)
 	// IdleTimeout is how long a connection stays open without a call. Default 2m.
 	IdleTimeout time.Duration
 }
@@ -35,10 +38,7 @@ type Service struct {
 // Serve serves the connections of l until ctx ends, then takes no new calls, lets those in flight finish, and returns. It is
 // an error if some had to be cut off.
 func (e *Engine) Serve(ctx context.Context, l net.Listener, entry Entry) error {
-	if entry.IdleTimeout == 0 {
-		entry.IdleTimeout = 2 * time.Minute
-	}
-	s := &server{engine: e, entry: entry, sessions: map[*session]bool{}}
+	s := &server{engine: e, entry: entry.withDefaults(), sessions: map[*session]bool{}}
 	defer s.wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -49,6 +49,11 @@ func (e *Engine) Serve(ctx context.Context, l net.Listener, entry Entry) error {
 	})
 	failed := s.accept(ctx, l)
 	return errors.Join(failed, s.wait())
+}
+
+func (e Entry) withDefaults() Entry {
+	e.IdleTimeout = cmp.Or(e.IdleTimeout, 2*time.Minute)
+	return e
 }
 
 // server is the callers of one listener.
@@ -82,13 +87,23 @@ func (s *server) accept(ctx context.Context, l net.Listener) error {
 }
 
 func (s *server) take(c net.Conn) {
+	entry := &s.entry
+	if s.entry.Each != nil {
+		each, ok := s.entry.Each(c)
+		if !ok {
+			newSocket(c).reset()
+			return
+		}
+		each = each.withDefaults()
+		entry = &each
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.draining {
 		c.Close()
 		return
 	}
-	x := newSession(s, c)
+	x := newSession(s, c, entry)
 	s.sessions[x] = true
 	s.engine.metrics.accepted.Inc()
 	s.engine.metrics.open.Inc()

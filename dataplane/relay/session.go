@@ -45,8 +45,8 @@ type session struct {
 	opened   int           // streams, when last looked at
 }
 
-func newSession(s *server, c net.Conn) *session {
-	x := &session{server: s, engine: s.engine, entry: &s.entry, conn: newSocket(c)}
+func newSession(s *server, c net.Conn, entry *Entry) *session {
+	x := &session{server: s, engine: s.engine, entry: entry, conn: newSocket(c)}
 	x.source = addrPort(c.RemoteAddr())
 	x.attend = x.attendNow
 	x.place = x.engine.watch.enter(x)

@@ -25,6 +25,8 @@ type MutualConfig struct {
 	Permissive bool
 	// NamesAt returns the names that the agent at an address may have. Default: any of the trust domain.
 	NamesAt func(agent netip.AddrPort) identity.Names
+	// Mark is set on the connections that are dialed (sockets.Mark). Default none.
+	Mark    uint32
 	Metrics prometheus.Registerer // nil: not exported
 }
 
@@ -88,7 +90,7 @@ func (m *Mutual) Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (ne
 }
 
 func (m *Mutual) dialPlain(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error) {
-	c, err := Plain{}.Dial(ctx, agent, p)
+	c, err := Plain{Mark: m.cfg.Mark}.Dial(ctx, agent, p)
 	if err == nil {
 		m.metrics.began(outbound, inTheClear)
 	}
@@ -96,7 +98,7 @@ func (m *Mutual) dialPlain(ctx context.Context, agent netip.AddrPort, p Protocol
 }
 
 func (m *Mutual) dialTLS(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error) {
-	raw, err := dial(ctx, agent, p)
+	raw, err := dial(ctx, agent, p, m.cfg.Mark)
 	if err != nil {
 		return nil, err
 	}

@@ -15,15 +15,18 @@ import (
 
 // Plain is a Transport in the clear: neither end proves who it is. The dialer says what it wants in one line, such as
 // "HEADROOM headroom-http/1\n", and goes on at once; nothing is answered.
-type Plain struct{}
+type Plain struct {
+	// Mark is set on the connections that are dialed (sockets.Mark). Default none.
+	Mark uint32
+}
 
 var _ Transport = Plain{}
 
 var errPreface = errors.New("not an agent of a compatible version of headroom")
 
 // Dial connects to an agent for one protocol.
-func (Plain) Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error) {
-	c, err := dial(ctx, agent, p)
+func (t Plain) Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error) {
+	c, err := dial(ctx, agent, p, t.Mark)
 	if err != nil {
 		return nil, err // says what was dialed
 	}
@@ -39,8 +42,8 @@ func (Plain) Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Co
 }
 
 // dial makes the connection that a Transport begins on.
-func dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error) {
-	d := net.Dialer{KeepAliveConfig: keepAlive()}
+func dial(ctx context.Context, agent netip.AddrPort, p Protocol, mark uint32) (net.Conn, error) {
+	d := net.Dialer{KeepAliveConfig: keepAlive(), Control: sockets.Mark(mark)}
 	c, err := d.DialContext(ctx, "tcp", agent.String())
 	if err != nil {
 		return nil, err

@@ -136,6 +136,17 @@ func (a *advertisement) done() (done bool, claim claim, changed <-chan struct{})
 	return a.held == a.version, a.claim, a.changed
 }
 
+// services returns those that have endpoints here.
+func (a *advertisement) services() map[registry.ServiceName]bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	services := make(map[registry.ServiceName]bool, len(a.wanted))
+	for _, e := range a.wanted {
+		services[e.Service] = true
+	}
+	return services
+}
+
 // news is what an advertisement has learned.
 type news struct {
 	wanted  map[string]registry.Endpoint

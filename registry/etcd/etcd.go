@@ -1,5 +1,5 @@
 // Package etcd keeps the registry in etcd: endpoints live under the lease of their agent, all keys are followed by one
-// watch, and policies are written by compare-and-swap.
+// watch, and policies and virtual addresses are written by compare-and-swap.
 package etcd
 
 import (
@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"net/url"
 	"os"
 	"slices"
@@ -62,6 +63,10 @@ type Config struct {
 	Owner string
 	// Agent is the address of this agent in the mesh, for messages about the name of its node. Default: none.
 	Agent string
+	// VirtualIPv4 and VirtualIPv6 are the ranges of the virtual addresses, of which each service gets one in both. All
+	// agents should have the same. The smaller range bounds how many services get addresses. If the ranges change,
+	// services keep the addresses that they have. Default 240.64.0.0/12 and fd68:6561:6472::/64.
+	VirtualIPv4, VirtualIPv6 netip.Prefix
 	// Log gets what operators should know. Default: nothing is logged.
 	Log *slog.Logger
 	// Metrics is where metrics are registered. Default: nowhere.
@@ -81,6 +86,7 @@ func (c Config) withDefaults() Config {
 	if c.Owner == "" {
 		c.Owner = rand.Text()
 	}
+	c.VirtualIPv4, c.VirtualIPv6 = registry.VirtualRanges(c.VirtualIPv4, c.VirtualIPv6)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -118,6 +124,7 @@ func (c Config) Validate() error {
 	if _, err := c.tls(); err != nil {
 		problems = append(problems, err)
 	}
+	problems = append(problems, validateRanges(c.VirtualIPv4, c.VirtualIPv6))
 	return errors.Join(problems...)
 }
 
@@ -178,6 +185,7 @@ type Registry struct {
 	log       *slog.Logger
 	metrics   *metrics
 	advertise *advertisement
+	directory *directory
 	connected atomic.Bool
 
 	client atomic.Pointer[clientv3.Client] // nil before and after Run, and while etcd takes no login
@@ -199,6 +207,7 @@ func New(cfg Config) (*Registry, error) {
 		log:       cfg.Log,
 		metrics:   newMetrics(cfg.Metrics),
 		advertise: newAdvertisement(),
+		directory: newDirectory(newPool(cfg.VirtualIPv4, cfg.VirtualIPv6)),
 		dialed:    make(chan struct{}),
 	}, nil
 }
@@ -210,6 +219,7 @@ func (r *Registry) Run(ctx context.Context, publish func(*registry.Snapshot)) er
 	start := file.load()
 	feed := newFeed(r, start, publish, file)
 	if start != nil {
+		r.directory.remember(start)
 		publish(start)
 	}
 	client := r.connect(ctx)
@@ -219,6 +229,7 @@ func (r *Registry) Run(ctx context.Context, publish func(*registry.Snapshot)) er
 	var group sync.WaitGroup
 	group.Go(func() { r.watch(ctx, client, feed) })
 	group.Go(func() { r.keepRegistered(ctx, client) })
+	group.Go(func() { r.keepAddresses(ctx, client) })
 	group.Go(func() { file.run(ctx) })
 	group.Wait()
 	file.flush()

@@ -49,7 +49,7 @@ func newMetrics(to prometheus.Registerer) *metrics {
 	return m
 }
 
-// badRecord counts by the first part of a key: services, endpoints or policies.
+// badRecord counts by the first part of a key: services, endpoints, policies or addresses.
 func (m *metrics) badRecord(key string) {
 	kind, _, _ := strings.Cut(key, "/")
 	m.bad.WithLabelValues(kind).Inc()

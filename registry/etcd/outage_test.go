@@ -220,12 +220,13 @@ func TestDeletedKeyComesBack(t *testing.T) {
 	s := newStore(t)
 	a, b := start(t, s, "a"), start(t, s, "b")
 	a.Register(t, registrytest.Endpoint("web", "a"))
-	before := b.Await(t, "web", "a ready")
-	if _, err := s.direct.Delete(t.Context(), s.config("x").Prefix+"/endpoints/", clientv3.WithPrefix()); err != nil {
+	awaitAddresses(t, b, "web") // then nobody writes anything else
+	deleted, err := s.direct.Delete(t.Context(), s.config("x").Prefix+"/endpoints/", clientv3.WithPrefix())
+	if err != nil {
 		t.Fatal(err)
 	}
 	b.AwaitThat(t, "the endpoint is back", func(s *registry.Snapshot) bool {
-		return s.Revision >= before.Revision+2 && len(s.Services["web"].Endpoints) == 1
+		return s.Revision > deleted.Header.Revision && len(s.Services["web"].Endpoints) == 1
 	})
 	if leases := s.leases("a"); len(leases) != 1 {
 		t.Errorf("the endpoint is under leases %v, want one", leases)
@@ -295,10 +296,13 @@ func TestValuesAreReadable(t *testing.T) {
 	a := start(t, s, "a")
 	a.Register(t, registrytest.Endpoint("web", "a"))
 	set(t, a, "web", "3s")
+	awaitAddresses(t, a, "web")
 	for key, want := range map[string]string{
 		"services/web": `{"name":"web"}`,
 		"endpoints/web/a/127.0.0.1:8080": `{"service":"web","node":"a","zone":"z1","address":"127.0.0.1:8080",` +
 			`"agent":"127.0.0.1:15008","state":"READY"}`,
+		"addresses/web": `{"service":"web","ipv4":"240.65.11.152","ipv6":"fd68:6561:6472::1:b98"}`,
+		"slots/68504":   "web",
 		"policies/web": `{"apiVersion":"headroom.dev/v1","kind":"ServicePolicy","metadata":{"name":"web"},` +
 			`"spec":{"timeout":"3s"}}`,
 	} {
@@ -350,7 +354,7 @@ func TestStartFromDisk(t *testing.T) {
 	a.Register(t, registrytest.Endpoint("web", "a"))
 	set(t, a, "web", "3s")
 	awaitTimeout(t, b, "web", 3*time.Second)
-	want := b.Await(t, "web", "a ready")
+	want := awaitAddresses(t, b, "web")
 	a.Stop()
 	b.Stop()
 	info, err := os.Stat(cfg.SnapshotFile)
@@ -368,6 +372,9 @@ func TestStartFromDisk(t *testing.T) {
 	if got.Revision != want.Revision || timeout(got, "web") != 3*time.Second ||
 		got.Services["web"].PolicyRevision != want.Services["web"].PolicyRevision {
 		t.Errorf("from disk: %+v, want %+v", got, want)
+	}
+	if name, ok := got.ServiceAt(want.Services["web"].IPv4); name != "web" {
+		t.Errorf("from disk: at the address of web there is %q, %v", name, ok)
 	}
 	if again.Connected() {
 		t.Error("Connected() = true from disk alone")
@@ -422,7 +429,7 @@ func TestMetrics(t *testing.T) {
 	a.Register(t, registrytest.Endpoint("web", "a"))
 	s.Put("services/db", []byte("?"))
 	a.Register(t, registrytest.Endpoint("web", "a"), registrytest.Endpoint("mail", "a"))
-	last := a.Await(t, "mail", "a ready")
+	last := awaitAddresses(t, a, "web", "mail")
 
 	problems, err := testutil.GatherAndLint(metrics)
 	if err != nil || len(problems) > 0 {

@@ -22,11 +22,12 @@ const (
 
 // feed turns what etcd says into snapshots. It belongs to the goroutine that watches.
 type feed struct {
-	builder *registry.Builder
-	metrics *metrics
-	publish func(*registry.Snapshot)
-	file    *file
-	last    time.Time // of publishing
+	builder   *registry.Builder
+	directory *directory
+	metrics   *metrics
+	publish   func(*registry.Snapshot)
+	file      *file
+	last      time.Time // of publishing
 }
 
 func newFeed(r *Registry, start *registry.Snapshot, publish func(*registry.Snapshot), file *file) *feed {
@@ -34,7 +35,7 @@ func newFeed(r *Registry, start *registry.Snapshot, publish func(*registry.Snaps
 		r.metrics.badRecord(key)
 		r.log.Warn("bad record in the registry skipped", "key", r.key(key), "err", err)
 	}
-	return &feed{builder: registry.NewBuilder(start, bad), metrics: r.metrics, publish: publish, file: file}
+	return &feed{builder: registry.NewBuilder(start, bad), directory: r.directory, metrics: r.metrics, publish: publish, file: file}
 }
 
 func (f *feed) flush() {
@@ -43,6 +44,7 @@ func (f *feed) flush() {
 	f.metrics.revision.Set(float64(snapshot.Revision))
 	f.publish(snapshot)
 	f.file.save(snapshot)
+	f.directory.published(snapshot)
 }
 
 // untilNext is how long to wait before the next flush.
@@ -131,6 +133,7 @@ func (r *Registry) list(ctx context.Context, client *clientv3.Client, f *feed) (
 		}
 	}
 	f.builder.Replace(time.Now(), records, response.Header.Revision)
+	f.directory.listed(records, response.Header.Revision)
 	r.advertise.listed(own)
 	return response.Header.Revision, nil
 }
@@ -179,10 +182,13 @@ func (r *Registry) apply(f *feed, response clientv3.WatchResponse) {
 		key := strings.TrimPrefix(string(event.Kv.Key), r.key(""))
 		if event.Type == clientv3.EventTypeDelete {
 			f.builder.Delete(time.Now(), key, event.Kv.ModRevision)
+			f.directory.deleted(key, event.Kv.ModRevision)
 			r.advertise.deleted(key)
 			continue
 		}
-		f.builder.Put(time.Now(), registry.Record{Key: key, Value: event.Kv.Value, Revision: event.Kv.ModRevision})
+		record := registry.Record{Key: key, Value: event.Kv.Value, Revision: event.Kv.ModRevision}
+		f.builder.Put(time.Now(), record)
+		f.directory.changed(record)
 	}
 	if response.IsProgressNotify() {
 		f.builder.Advance(response.Header.Revision)

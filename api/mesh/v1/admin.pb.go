@@ -110,8 +110,11 @@ type ServiceSummary struct {
 	Ready          uint32 `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
 	Unhealthy      uint32 `protobuf:"varint,5,opt,name=unhealthy,proto3" json:"unhealthy,omitempty"`
 	Draining       uint32 `protobuf:"varint,6,opt,name=draining,proto3" json:"draining,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The virtual addresses of the service; empty if it has none yet.
+	Ipv4          string `protobuf:"bytes,7,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
+	Ipv6          string `protobuf:"bytes,8,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ServiceSummary) Reset() {
@@ -184,6 +187,20 @@ func (x *ServiceSummary) GetDraining() uint32 {
 		return x.Draining
 	}
 	return 0
+}
+
+func (x *ServiceSummary) GetIpv4() string {
+	if x != nil {
+		return x.Ipv4
+	}
+	return ""
+}
+
+func (x *ServiceSummary) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
 }
 
 type ListEndpointsRequest struct {
@@ -1128,6 +1145,598 @@ func (x *TopResponse) GetMissing() []string {
 	return nil
 }
 
+type GetCaptureRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetCaptureRequest) Reset() {
+	*x = GetCaptureRequest{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetCaptureRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetCaptureRequest) ProtoMessage() {}
+
+func (x *GetCaptureRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetCaptureRequest.ProtoReflect.Descriptor instead.
+func (*GetCaptureRequest) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{22}
+}
+
+type GetCaptureResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One for the agent's own network namespace, and one for each that was named to it. None: the agent does not capture.
+	Captures      []*CaptureView `protobuf:"bytes,1,rep,name=captures,proto3" json:"captures,omitempty"`
+	Dns           *DNSView       `protobuf:"bytes,2,opt,name=dns,proto3" json:"dns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetCaptureResponse) Reset() {
+	*x = GetCaptureResponse{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetCaptureResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetCaptureResponse) ProtoMessage() {}
+
+func (x *GetCaptureResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetCaptureResponse.ProtoReflect.Descriptor instead.
+func (*GetCaptureResponse) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *GetCaptureResponse) GetCaptures() []*CaptureView {
+	if x != nil {
+		return x.Captures
+	}
+	return nil
+}
+
+func (x *GetCaptureResponse) GetDns() *DNSView {
+	if x != nil {
+		return x.Dns
+	}
+	return nil
+}
+
+// CaptureView is what leads connections of one network namespace to the agent.
+type CaptureView struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The path of the network namespace; empty: the agent's own.
+	Netns string `protobuf:"bytes,1,opt,name=netns,proto3" json:"netns,omitempty"`
+	// Whether connections are captured, and if not, why.
+	Active bool   `protobuf:"varint,2,opt,name=active,proto3" json:"active,omitempty"`
+	Error  string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// The netlink port of the process that owns the rules; 0: there are none.
+	Owner  uint32          `protobuf:"varint,4,opt,name=owner,proto3" json:"owner,omitempty"`
+	Chains []*CaptureChain `protobuf:"bytes,5,rep,name=chains,proto3" json:"chains,omitempty"`
+	Rules  []*CaptureRule  `protobuf:"bytes,6,rep,name=rules,proto3" json:"rules,omitempty"`
+	Sets   []*CaptureSet   `protobuf:"bytes,7,rep,name=sets,proto3" json:"sets,omitempty"`
+	// The ranges of virtual addresses that are routed to this node.
+	Routes []string `protobuf:"bytes,8,rep,name=routes,proto3" json:"routes,omitempty"`
+	// Chains of others that see connections first.
+	Before []*CaptureChain `protobuf:"bytes,9,rep,name=before,proto3" json:"before,omitempty"`
+	// What is left alone.
+	ExemptMark    uint32   `protobuf:"varint,10,opt,name=exempt_mark,json=exemptMark,proto3" json:"exempt_mark,omitempty"`
+	ExemptUids    []uint32 `protobuf:"varint,11,rep,packed,name=exempt_uids,json=exemptUids,proto3" json:"exempt_uids,omitempty"`
+	ExemptPorts   []uint32 `protobuf:"varint,12,rep,packed,name=exempt_ports,json=exemptPorts,proto3" json:"exempt_ports,omitempty"`
+	ExemptCgroups []string `protobuf:"bytes,13,rep,name=exempt_cgroups,json=exemptCgroups,proto3" json:"exempt_cgroups,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CaptureView) Reset() {
+	*x = CaptureView{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CaptureView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CaptureView) ProtoMessage() {}
+
+func (x *CaptureView) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CaptureView.ProtoReflect.Descriptor instead.
+func (*CaptureView) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *CaptureView) GetNetns() string {
+	if x != nil {
+		return x.Netns
+	}
+	return ""
+}
+
+func (x *CaptureView) GetActive() bool {
+	if x != nil {
+		return x.Active
+	}
+	return false
+}
+
+func (x *CaptureView) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *CaptureView) GetOwner() uint32 {
+	if x != nil {
+		return x.Owner
+	}
+	return 0
+}
+
+func (x *CaptureView) GetChains() []*CaptureChain {
+	if x != nil {
+		return x.Chains
+	}
+	return nil
+}
+
+func (x *CaptureView) GetRules() []*CaptureRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+func (x *CaptureView) GetSets() []*CaptureSet {
+	if x != nil {
+		return x.Sets
+	}
+	return nil
+}
+
+func (x *CaptureView) GetRoutes() []string {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+func (x *CaptureView) GetBefore() []*CaptureChain {
+	if x != nil {
+		return x.Before
+	}
+	return nil
+}
+
+func (x *CaptureView) GetExemptMark() uint32 {
+	if x != nil {
+		return x.ExemptMark
+	}
+	return 0
+}
+
+func (x *CaptureView) GetExemptUids() []uint32 {
+	if x != nil {
+		return x.ExemptUids
+	}
+	return nil
+}
+
+func (x *CaptureView) GetExemptPorts() []uint32 {
+	if x != nil {
+		return x.ExemptPorts
+	}
+	return nil
+}
+
+func (x *CaptureView) GetExemptCgroups() []string {
+	if x != nil {
+		return x.ExemptCgroups
+	}
+	return nil
+}
+
+type CaptureChain struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in "inet headroom".
+	Table         string `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Hook          string `protobuf:"bytes,3,opt,name=hook,proto3" json:"hook,omitempty"`
+	Priority      int32  `protobuf:"varint,4,opt,name=priority,proto3" json:"priority,omitempty"`
+	Rules         uint32 `protobuf:"varint,5,opt,name=rules,proto3" json:"rules,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CaptureChain) Reset() {
+	*x = CaptureChain{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CaptureChain) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CaptureChain) ProtoMessage() {}
+
+func (x *CaptureChain) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CaptureChain.ProtoReflect.Descriptor instead.
+func (*CaptureChain) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *CaptureChain) GetTable() string {
+	if x != nil {
+		return x.Table
+	}
+	return ""
+}
+
+func (x *CaptureChain) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CaptureChain) GetHook() string {
+	if x != nil {
+		return x.Hook
+	}
+	return ""
+}
+
+func (x *CaptureChain) GetPriority() int32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *CaptureChain) GetRules() uint32 {
+	if x != nil {
+		return x.Rules
+	}
+	return 0
+}
+
+type CaptureRule struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Table string                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
+	Chain string                 `protobuf:"bytes,2,opt,name=chain,proto3" json:"chain,omitempty"`
+	What  string                 `protobuf:"bytes,3,opt,name=what,proto3" json:"what,omitempty"`
+	// Of rules that redirect, packets are connections.
+	Packets       uint64 `protobuf:"varint,4,opt,name=packets,proto3" json:"packets,omitempty"`
+	Bytes         uint64 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CaptureRule) Reset() {
+	*x = CaptureRule{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CaptureRule) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CaptureRule) ProtoMessage() {}
+
+func (x *CaptureRule) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CaptureRule.ProtoReflect.Descriptor instead.
+func (*CaptureRule) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *CaptureRule) GetTable() string {
+	if x != nil {
+		return x.Table
+	}
+	return ""
+}
+
+func (x *CaptureRule) GetChain() string {
+	if x != nil {
+		return x.Chain
+	}
+	return ""
+}
+
+func (x *CaptureRule) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *CaptureRule) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *CaptureRule) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type CaptureSet struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Table         string                 `protobuf:"bytes,1,opt,name=table,proto3" json:"table,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Elements      uint32                 `protobuf:"varint,3,opt,name=elements,proto3" json:"elements,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CaptureSet) Reset() {
+	*x = CaptureSet{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CaptureSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CaptureSet) ProtoMessage() {}
+
+func (x *CaptureSet) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CaptureSet.ProtoReflect.Descriptor instead.
+func (*CaptureSet) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *CaptureSet) GetTable() string {
+	if x != nil {
+		return x.Table
+	}
+	return ""
+}
+
+func (x *CaptureSet) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CaptureSet) GetElements() uint32 {
+	if x != nil {
+		return x.Elements
+	}
+	return 0
+}
+
+type DNSView struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How clients get there: off, listen, redirect, resolv.conf or resolved.
+	Mode          string   `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
+	Addresses     []string `protobuf:"bytes,2,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	Suffixes      []string `protobuf:"bytes,3,rep,name=suffixes,proto3" json:"suffixes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DNSView) Reset() {
+	*x = DNSView{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DNSView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DNSView) ProtoMessage() {}
+
+func (x *DNSView) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DNSView.ProtoReflect.Descriptor instead.
+func (*DNSView) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *DNSView) GetMode() string {
+	if x != nil {
+		return x.Mode
+	}
+	return ""
+}
+
+func (x *DNSView) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *DNSView) GetSuffixes() []string {
+	if x != nil {
+		return x.Suffixes
+	}
+	return nil
+}
+
+type StopCaptureRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopCaptureRequest) Reset() {
+	*x = StopCaptureRequest{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopCaptureRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopCaptureRequest) ProtoMessage() {}
+
+func (x *StopCaptureRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopCaptureRequest.ProtoReflect.Descriptor instead.
+func (*StopCaptureRequest) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{29}
+}
+
+type StopCaptureResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was removed.
+	Removed       []string `protobuf:"bytes,1,rep,name=removed,proto3" json:"removed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopCaptureResponse) Reset() {
+	*x = StopCaptureResponse{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopCaptureResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopCaptureResponse) ProtoMessage() {}
+
+func (x *StopCaptureResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopCaptureResponse.ProtoReflect.Descriptor instead.
+func (*StopCaptureResponse) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *StopCaptureResponse) GetRemoved() []string {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
 var File_mesh_v1_admin_proto protoreflect.FileDescriptor
 
 const file_mesh_v1_admin_proto_rawDesc = "" +
@@ -1135,14 +1744,16 @@ const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\x13mesh/v1/admin.proto\x12\x10headroom.mesh.v1\x1a\x12mesh/v1/peer.proto\x1a\x14mesh/v1/policy.proto\x1a\x15mesh/v1/service.proto\"\x15\n" +
 	"\x13ListServicesRequest\"T\n" +
 	"\x14ListServicesResponse\x12<\n" +
-	"\bservices\x18\x01 \x03(\v2 .headroom.mesh.v1.ServiceSummaryR\bservices\"\xb9\x01\n" +
+	"\bservices\x18\x01 \x03(\v2 .headroom.mesh.v1.ServiceSummaryR\bservices\"\xe1\x01\n" +
 	"\x0eServiceSummary\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\bbalancer\x18\x02 \x01(\tR\bbalancer\x12'\n" +
 	"\x0fpolicy_revision\x18\x03 \x01(\x03R\x0epolicyRevision\x12\x14\n" +
 	"\x05ready\x18\x04 \x01(\rR\x05ready\x12\x1c\n" +
 	"\tunhealthy\x18\x05 \x01(\rR\tunhealthy\x12\x1a\n" +
-	"\bdraining\x18\x06 \x01(\rR\bdraining\"0\n" +
+	"\bdraining\x18\x06 \x01(\rR\bdraining\x12\x12\n" +
+	"\x04ipv4\x18\a \x01(\tR\x04ipv4\x12\x12\n" +
+	"\x04ipv6\x18\b \x01(\tR\x04ipv6\"0\n" +
 	"\x14ListEndpointsRequest\x12\x18\n" +
 	"\aservice\x18\x01 \x01(\tR\aservice\"W\n" +
 	"\x15ListEndpointsResponse\x12>\n" +
@@ -1193,7 +1804,52 @@ const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\aservice\x18\x01 \x01(\tR\aservice\"^\n" +
 	"\vTopResponse\x125\n" +
 	"\x06agents\x18\x01 \x03(\v2\x1d.headroom.mesh.v1.ObservationR\x06agents\x12\x18\n" +
-	"\amissing\x18\x02 \x03(\tR\amissing2\xfd\x06\n" +
+	"\amissing\x18\x02 \x03(\tR\amissing\"\x13\n" +
+	"\x11GetCaptureRequest\"|\n" +
+	"\x12GetCaptureResponse\x129\n" +
+	"\bcaptures\x18\x01 \x03(\v2\x1d.headroom.mesh.v1.CaptureViewR\bcaptures\x12+\n" +
+	"\x03dns\x18\x02 \x01(\v2\x19.headroom.mesh.v1.DNSViewR\x03dns\"\xe2\x03\n" +
+	"\vCaptureView\x12\x14\n" +
+	"\x05netns\x18\x01 \x01(\tR\x05netns\x12\x16\n" +
+	"\x06active\x18\x02 \x01(\bR\x06active\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x14\n" +
+	"\x05owner\x18\x04 \x01(\rR\x05owner\x126\n" +
+	"\x06chains\x18\x05 \x03(\v2\x1e.headroom.mesh.v1.CaptureChainR\x06chains\x123\n" +
+	"\x05rules\x18\x06 \x03(\v2\x1d.headroom.mesh.v1.CaptureRuleR\x05rules\x120\n" +
+	"\x04sets\x18\a \x03(\v2\x1c.headroom.mesh.v1.CaptureSetR\x04sets\x12\x16\n" +
+	"\x06routes\x18\b \x03(\tR\x06routes\x126\n" +
+	"\x06before\x18\t \x03(\v2\x1e.headroom.mesh.v1.CaptureChainR\x06before\x12\x1f\n" +
+	"\vexempt_mark\x18\n" +
+	" \x01(\rR\n" +
+	"exemptMark\x12\x1f\n" +
+	"\vexempt_uids\x18\v \x03(\rR\n" +
+	"exemptUids\x12!\n" +
+	"\fexempt_ports\x18\f \x03(\rR\vexemptPorts\x12%\n" +
+	"\x0eexempt_cgroups\x18\r \x03(\tR\rexemptCgroups\"~\n" +
+	"\fCaptureChain\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\tR\x05table\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04hook\x18\x03 \x01(\tR\x04hook\x12\x1a\n" +
+	"\bpriority\x18\x04 \x01(\x05R\bpriority\x12\x14\n" +
+	"\x05rules\x18\x05 \x01(\rR\x05rules\"}\n" +
+	"\vCaptureRule\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\tR\x05table\x12\x14\n" +
+	"\x05chain\x18\x02 \x01(\tR\x05chain\x12\x12\n" +
+	"\x04what\x18\x03 \x01(\tR\x04what\x12\x18\n" +
+	"\apackets\x18\x04 \x01(\x04R\apackets\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\"R\n" +
+	"\n" +
+	"CaptureSet\x12\x14\n" +
+	"\x05table\x18\x01 \x01(\tR\x05table\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
+	"\belements\x18\x03 \x01(\rR\belements\"W\n" +
+	"\aDNSView\x12\x12\n" +
+	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1c\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\x12\x1a\n" +
+	"\bsuffixes\x18\x03 \x03(\tR\bsuffixes\"\x14\n" +
+	"\x12StopCaptureRequest\"/\n" +
+	"\x13StopCaptureResponse\x12\x18\n" +
+	"\aremoved\x18\x01 \x03(\tR\aremoved2\xb2\b\n" +
 	"\x05Admin\x12]\n" +
 	"\fListServices\x12%.headroom.mesh.v1.ListServicesRequest\x1a&.headroom.mesh.v1.ListServicesResponse\x12`\n" +
 	"\rListEndpoints\x12&.headroom.mesh.v1.ListEndpointsRequest\x1a'.headroom.mesh.v1.ListEndpointsResponse\x12Z\n" +
@@ -1205,7 +1861,10 @@ const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\tSetPolicy\x12\".headroom.mesh.v1.SetPolicyRequest\x1a#.headroom.mesh.v1.SetPolicyResponse\x12]\n" +
 	"\fDeletePolicy\x12%.headroom.mesh.v1.DeletePolicyRequest\x1a&.headroom.mesh.v1.DeletePolicyResponse\x12\\\n" +
 	"\vWaitApplied\x12$.headroom.mesh.v1.WaitAppliedRequest\x1a%.headroom.mesh.v1.WaitAppliedResponse0\x01\x12B\n" +
-	"\x03Top\x12\x1c.headroom.mesh.v1.TopRequest\x1a\x1d.headroom.mesh.v1.TopResponseB6Z4github.com/headroom-mesh/headroom/api/mesh/v1;meshv1b\x06proto3"
+	"\x03Top\x12\x1c.headroom.mesh.v1.TopRequest\x1a\x1d.headroom.mesh.v1.TopResponse\x12W\n" +
+	"\n" +
+	"GetCapture\x12#.headroom.mesh.v1.GetCaptureRequest\x1a$.headroom.mesh.v1.GetCaptureResponse\x12Z\n" +
+	"\vStopCapture\x12$.headroom.mesh.v1.StopCaptureRequest\x1a%.headroom.mesh.v1.StopCaptureResponseB6Z4github.com/headroom-mesh/headroom/api/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_mesh_v1_admin_proto_rawDescOnce sync.Once
@@ -1219,7 +1878,7 @@ func file_mesh_v1_admin_proto_rawDescGZIP() []byte {
 	return file_mesh_v1_admin_proto_rawDescData
 }
 
-var file_mesh_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_mesh_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_mesh_v1_admin_proto_goTypes = []any{
 	(*ListServicesRequest)(nil),   // 0: headroom.mesh.v1.ListServicesRequest
 	(*ListServicesResponse)(nil),  // 1: headroom.mesh.v1.ListServicesResponse
@@ -1243,46 +1902,65 @@ var file_mesh_v1_admin_proto_goTypes = []any{
 	(*WaitAppliedResponse)(nil),   // 19: headroom.mesh.v1.WaitAppliedResponse
 	(*TopRequest)(nil),            // 20: headroom.mesh.v1.TopRequest
 	(*TopResponse)(nil),           // 21: headroom.mesh.v1.TopResponse
-	(*EndpointRecord)(nil),        // 22: headroom.mesh.v1.EndpointRecord
-	(*LocalService)(nil),          // 23: headroom.mesh.v1.LocalService
-	(*ServicePolicy)(nil),         // 24: headroom.mesh.v1.ServicePolicy
-	(*Observation)(nil),           // 25: headroom.mesh.v1.Observation
+	(*GetCaptureRequest)(nil),     // 22: headroom.mesh.v1.GetCaptureRequest
+	(*GetCaptureResponse)(nil),    // 23: headroom.mesh.v1.GetCaptureResponse
+	(*CaptureView)(nil),           // 24: headroom.mesh.v1.CaptureView
+	(*CaptureChain)(nil),          // 25: headroom.mesh.v1.CaptureChain
+	(*CaptureRule)(nil),           // 26: headroom.mesh.v1.CaptureRule
+	(*CaptureSet)(nil),            // 27: headroom.mesh.v1.CaptureSet
+	(*DNSView)(nil),               // 28: headroom.mesh.v1.DNSView
+	(*StopCaptureRequest)(nil),    // 29: headroom.mesh.v1.StopCaptureRequest
+	(*StopCaptureResponse)(nil),   // 30: headroom.mesh.v1.StopCaptureResponse
+	(*EndpointRecord)(nil),        // 31: headroom.mesh.v1.EndpointRecord
+	(*LocalService)(nil),          // 32: headroom.mesh.v1.LocalService
+	(*ServicePolicy)(nil),         // 33: headroom.mesh.v1.ServicePolicy
+	(*Observation)(nil),           // 34: headroom.mesh.v1.Observation
 }
 var file_mesh_v1_admin_proto_depIdxs = []int32{
 	2,  // 0: headroom.mesh.v1.ListServicesResponse.services:type_name -> headroom.mesh.v1.ServiceSummary
-	22, // 1: headroom.mesh.v1.ListEndpointsResponse.endpoints:type_name -> headroom.mesh.v1.EndpointRecord
+	31, // 1: headroom.mesh.v1.ListEndpointsResponse.endpoints:type_name -> headroom.mesh.v1.EndpointRecord
 	7,  // 2: headroom.mesh.v1.ListMembersResponse.members:type_name -> headroom.mesh.v1.Member
-	23, // 3: headroom.mesh.v1.RegisterRequest.service:type_name -> headroom.mesh.v1.LocalService
-	24, // 4: headroom.mesh.v1.GetPolicyResponse.policy:type_name -> headroom.mesh.v1.ServicePolicy
-	24, // 5: headroom.mesh.v1.GetPolicyResponse.effective:type_name -> headroom.mesh.v1.ServicePolicy
-	24, // 6: headroom.mesh.v1.SetPolicyRequest.policy:type_name -> headroom.mesh.v1.ServicePolicy
-	24, // 7: headroom.mesh.v1.SetPolicyResponse.policy:type_name -> headroom.mesh.v1.ServicePolicy
-	25, // 8: headroom.mesh.v1.TopResponse.agents:type_name -> headroom.mesh.v1.Observation
-	0,  // 9: headroom.mesh.v1.Admin.ListServices:input_type -> headroom.mesh.v1.ListServicesRequest
-	3,  // 10: headroom.mesh.v1.Admin.ListEndpoints:input_type -> headroom.mesh.v1.ListEndpointsRequest
-	5,  // 11: headroom.mesh.v1.Admin.ListMembers:input_type -> headroom.mesh.v1.ListMembersRequest
-	8,  // 12: headroom.mesh.v1.Admin.Register:input_type -> headroom.mesh.v1.RegisterRequest
-	10, // 13: headroom.mesh.v1.Admin.Deregister:input_type -> headroom.mesh.v1.DeregisterRequest
-	12, // 14: headroom.mesh.v1.Admin.GetPolicy:input_type -> headroom.mesh.v1.GetPolicyRequest
-	14, // 15: headroom.mesh.v1.Admin.SetPolicy:input_type -> headroom.mesh.v1.SetPolicyRequest
-	16, // 16: headroom.mesh.v1.Admin.DeletePolicy:input_type -> headroom.mesh.v1.DeletePolicyRequest
-	18, // 17: headroom.mesh.v1.Admin.WaitApplied:input_type -> headroom.mesh.v1.WaitAppliedRequest
-	20, // 18: headroom.mesh.v1.Admin.Top:input_type -> headroom.mesh.v1.TopRequest
-	1,  // 19: headroom.mesh.v1.Admin.ListServices:output_type -> headroom.mesh.v1.ListServicesResponse
-	4,  // 20: headroom.mesh.v1.Admin.ListEndpoints:output_type -> headroom.mesh.v1.ListEndpointsResponse
-	6,  // 21: headroom.mesh.v1.Admin.ListMembers:output_type -> headroom.mesh.v1.ListMembersResponse
-	9,  // 22: headroom.mesh.v1.Admin.Register:output_type -> headroom.mesh.v1.RegisterResponse
-	11, // 23: headroom.mesh.v1.Admin.Deregister:output_type -> headroom.mesh.v1.DeregisterResponse
-	13, // 24: headroom.mesh.v1.Admin.GetPolicy:output_type -> headroom.mesh.v1.GetPolicyResponse
-	15, // 25: headroom.mesh.v1.Admin.SetPolicy:output_type -> headroom.mesh.v1.SetPolicyResponse
-	17, // 26: headroom.mesh.v1.Admin.DeletePolicy:output_type -> headroom.mesh.v1.DeletePolicyResponse
-	19, // 27: headroom.mesh.v1.Admin.WaitApplied:output_type -> headroom.mesh.v1.WaitAppliedResponse
-	21, // 28: headroom.mesh.v1.Admin.Top:output_type -> headroom.mesh.v1.TopResponse
-	19, // [19:29] is the sub-list for method output_type
-	9,  // [9:19] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	32, // 3: headroom.mesh.v1.RegisterRequest.service:type_name -> headroom.mesh.v1.LocalService
+	33, // 4: headroom.mesh.v1.GetPolicyResponse.policy:type_name -> headroom.mesh.v1.ServicePolicy
+	33, // 5: headroom.mesh.v1.GetPolicyResponse.effective:type_name -> headroom.mesh.v1.ServicePolicy
+	33, // 6: headroom.mesh.v1.SetPolicyRequest.policy:type_name -> headroom.mesh.v1.ServicePolicy
+	33, // 7: headroom.mesh.v1.SetPolicyResponse.policy:type_name -> headroom.mesh.v1.ServicePolicy
+	34, // 8: headroom.mesh.v1.TopResponse.agents:type_name -> headroom.mesh.v1.Observation
+	24, // 9: headroom.mesh.v1.GetCaptureResponse.captures:type_name -> headroom.mesh.v1.CaptureView
+	28, // 10: headroom.mesh.v1.GetCaptureResponse.dns:type_name -> headroom.mesh.v1.DNSView
+	25, // 11: headroom.mesh.v1.CaptureView.chains:type_name -> headroom.mesh.v1.CaptureChain
+	26, // 12: headroom.mesh.v1.CaptureView.rules:type_name -> headroom.mesh.v1.CaptureRule
+	27, // 13: headroom.mesh.v1.CaptureView.sets:type_name -> headroom.mesh.v1.CaptureSet
+	25, // 14: headroom.mesh.v1.CaptureView.before:type_name -> headroom.mesh.v1.CaptureChain
+	0,  // 15: headroom.mesh.v1.Admin.ListServices:input_type -> headroom.mesh.v1.ListServicesRequest
+	3,  // 16: headroom.mesh.v1.Admin.ListEndpoints:input_type -> headroom.mesh.v1.ListEndpointsRequest
+	5,  // 17: headroom.mesh.v1.Admin.ListMembers:input_type -> headroom.mesh.v1.ListMembersRequest
+	8,  // 18: headroom.mesh.v1.Admin.Register:input_type -> headroom.mesh.v1.RegisterRequest
+	10, // 19: headroom.mesh.v1.Admin.Deregister:input_type -> headroom.mesh.v1.DeregisterRequest
+	12, // 20: headroom.mesh.v1.Admin.GetPolicy:input_type -> headroom.mesh.v1.GetPolicyRequest
+	14, // 21: headroom.mesh.v1.Admin.SetPolicy:input_type -> headroom.mesh.v1.SetPolicyRequest
+	16, // 22: headroom.mesh.v1.Admin.DeletePolicy:input_type -> headroom.mesh.v1.DeletePolicyRequest
+	18, // 23: headroom.mesh.v1.Admin.WaitApplied:input_type -> headroom.mesh.v1.WaitAppliedRequest
+	20, // 24: headroom.mesh.v1.Admin.Top:input_type -> headroom.mesh.v1.TopRequest
+	22, // 25: headroom.mesh.v1.Admin.GetCapture:input_type -> headroom.mesh.v1.GetCaptureRequest
+	29, // 26: headroom.mesh.v1.Admin.StopCapture:input_type -> headroom.mesh.v1.StopCaptureRequest
+	1,  // 27: headroom.mesh.v1.Admin.ListServices:output_type -> headroom.mesh.v1.ListServicesResponse
+	4,  // 28: headroom.mesh.v1.Admin.ListEndpoints:output_type -> headroom.mesh.v1.ListEndpointsResponse
+	6,  // 29: headroom.mesh.v1.Admin.ListMembers:output_type -> headroom.mesh.v1.ListMembersResponse
+	9,  // 30: headroom.mesh.v1.Admin.Register:output_type -> headroom.mesh.v1.RegisterResponse
+	11, // 31: headroom.mesh.v1.Admin.Deregister:output_type -> headroom.mesh.v1.DeregisterResponse
+	13, // 32: headroom.mesh.v1.Admin.GetPolicy:output_type -> headroom.mesh.v1.GetPolicyResponse
+	15, // 33: headroom.mesh.v1.Admin.SetPolicy:output_type -> headroom.mesh.v1.SetPolicyResponse
+	17, // 34: headroom.mesh.v1.Admin.DeletePolicy:output_type -> headroom.mesh.v1.DeletePolicyResponse
+	19, // 35: headroom.mesh.v1.Admin.WaitApplied:output_type -> headroom.mesh.v1.WaitAppliedResponse
+	21, // 36: headroom.mesh.v1.Admin.Top:output_type -> headroom.mesh.v1.TopResponse
+	23, // 37: headroom.mesh.v1.Admin.GetCapture:output_type -> headroom.mesh.v1.GetCaptureResponse
+	30, // 38: headroom.mesh.v1.Admin.StopCapture:output_type -> headroom.mesh.v1.StopCaptureResponse
+	27, // [27:39] is the sub-list for method output_type
+	15, // [15:27] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_mesh_v1_admin_proto_init() }
@@ -1299,7 +1977,7 @@ func file_mesh_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mesh_v1_admin_proto_rawDesc), len(file_mesh_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,8 @@ const (
 	Admin_DeletePolicy_FullMethodName  = "/headroom.mesh.v1.Admin/DeletePolicy"
 	Admin_WaitApplied_FullMethodName   = "/headroom.mesh.v1.Admin/WaitApplied"
 	Admin_Top_FullMethodName           = "/headroom.mesh.v1.Admin/Top"
+	Admin_GetCapture_FullMethodName    = "/headroom.mesh.v1.Admin/GetCapture"
+	Admin_StopCapture_FullMethodName   = "/headroom.mesh.v1.Admin/StopCapture"
 )
 
 // AdminClient is the client API for Admin service.
@@ -53,6 +55,10 @@ type AdminClient interface {
 	WaitApplied(ctx context.Context, in *WaitAppliedRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WaitAppliedResponse], error)
 	// Top gathers what all live agents see.
 	Top(ctx context.Context, in *TopRequest, opts ...grpc.CallOption) (*TopResponse, error)
+	// GetCapture tells which connections of this agent's node are led to it, and by what.
+	GetCapture(ctx context.Context, in *GetCaptureRequest, opts ...grpc.CallOption) (*GetCaptureResponse, error)
+	// StopCapture ends that until the agent is started again.
+	StopCapture(ctx context.Context, in *StopCaptureRequest, opts ...grpc.CallOption) (*StopCaptureResponse, error)
 }
 
 type adminClient struct {
@@ -172,6 +178,26 @@ func (c *adminClient) Top(ctx context.Context, in *TopRequest, opts ...grpc.Call
 	return out, nil
 }
 
+func (c *adminClient) GetCapture(ctx context.Context, in *GetCaptureRequest, opts ...grpc.CallOption) (*GetCaptureResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetCaptureResponse)
+	err := c.cc.Invoke(ctx, Admin_GetCapture_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) StopCapture(ctx context.Context, in *StopCaptureRequest, opts ...grpc.CallOption) (*StopCaptureResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StopCaptureResponse)
+	err := c.cc.Invoke(ctx, Admin_StopCapture_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -194,6 +220,10 @@ type AdminServer interface {
 	WaitApplied(*WaitAppliedRequest, grpc.ServerStreamingServer[WaitAppliedResponse]) error
 	// Top gathers what all live agents see.
 	Top(context.Context, *TopRequest) (*TopResponse, error)
+	// GetCapture tells which connections of this agent's node are led to it, and by what.
+	GetCapture(context.Context, *GetCaptureRequest) (*GetCaptureResponse, error)
+	// StopCapture ends that until the agent is started again.
+	StopCapture(context.Context, *StopCaptureRequest) (*StopCaptureResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -233,6 +263,12 @@ func (UnimplementedAdminServer) WaitApplied(*WaitAppliedRequest, grpc.ServerStre
 }
 func (UnimplementedAdminServer) Top(context.Context, *TopRequest) (*TopResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Top not implemented")
+}
+func (UnimplementedAdminServer) GetCapture(context.Context, *GetCaptureRequest) (*GetCaptureResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetCapture not implemented")
+}
+func (UnimplementedAdminServer) StopCapture(context.Context, *StopCaptureRequest) (*StopCaptureResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StopCapture not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -428,6 +464,42 @@ func _Admin_Top_Handler(srv interface{}, ctx context.Context, dec func(interface
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_GetCapture_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetCaptureRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetCapture(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetCapture_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetCapture(ctx, req.(*GetCaptureRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_StopCapture_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StopCaptureRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).StopCapture(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_StopCapture_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).StopCapture(ctx, req.(*StopCaptureRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -470,6 +542,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Top",
 			Handler:    _Admin_Top_Handler,
+		},
+		{
+			MethodName: "GetCapture",
+			Handler:    _Admin_GetCapture_Handler,
+		},
+		{
+			MethodName: "StopCapture",
+			Handler:    _Admin_StopCapture_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -193,6 +193,12 @@ type ServicePolicySpec struct {
 	// or "0s", not at all. Whoever speaks first then decides what the connection is. It makes no difference where replicas
 	// are registered with the protocol that they speak. Default 50ms.
 	DetectTimeout string `protobuf:"bytes,17,opt,name=detect_timeout,json=detectTimeout,proto3" json:"detect_timeout,omitempty"`
+	// Whether agents that capture (--capture) also capture the connections of their node to the addresses of the replicas
+	// themselves, other than loopback, and balance them like those to the service's name. Default false.
+	CaptureReal *bool `protobuf:"varint,18,opt,name=capture_real,json=captureReal,proto3,oneof" json:"capture_real,omitempty"`
+	// Whether agents that capture also take connections to replicas of their own node that come from outside the mesh, and bring
+	// them to those very replicas: then all their work counts. Default false.
+	CaptureInbound *bool `protobuf:"varint,19,opt,name=capture_inbound,json=captureInbound,proto3,oneof" json:"capture_inbound,omitempty"`
 	// How many retries are allowed. Only requests that never reached a replica are retried.
 	RetryBudget   *RetryBudget `protobuf:"bytes,4,opt,name=retry_budget,json=retryBudget,proto3" json:"retry_budget,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -339,6 +345,20 @@ func (x *ServicePolicySpec) GetDetectTimeout() string {
 		return x.DetectTimeout
 	}
 	return ""
+}
+
+func (x *ServicePolicySpec) GetCaptureReal() bool {
+	if x != nil && x.CaptureReal != nil {
+		return *x.CaptureReal
+	}
+	return false
+}
+
+func (x *ServicePolicySpec) GetCaptureInbound() bool {
+	if x != nil && x.CaptureInbound != nil {
+		return *x.CaptureInbound
+	}
+	return false
 }
 
 func (x *ServicePolicySpec) GetRetryBudget() *RetryBudget {
@@ -1165,7 +1185,7 @@ const file_mesh_v1_policy_proto_rawDesc = "" +
 	"apiVersion\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x126\n" +
 	"\bmetadata\x18\x03 \x01(\v2\x1a.headroom.mesh.v1.MetadataR\bmetadata\x127\n" +
-	"\x04spec\x18\x04 \x01(\v2#.headroom.mesh.v1.ServicePolicySpecR\x04spec\"\xa0\a\n" +
+	"\x04spec\x18\x04 \x01(\v2#.headroom.mesh.v1.ServicePolicySpecR\x04spec\"\x9b\b\n" +
 	"\x11ServicePolicySpec\x12\x1a\n" +
 	"\bbalancer\x18\x01 \x01(\tR\bbalancer\x127\n" +
 	"\aprequal\x18\x02 \x01(\v2\x1d.headroom.mesh.v1.PrequalSpecR\aprequal\x12D\n" +
@@ -1183,10 +1203,14 @@ const file_mesh_v1_policy_proto_rawDesc = "" +
 	"\atimeout\x18\x03 \x01(\tR\atimeout\x12\x1c\n" +
 	"\tforwarded\x18\x0f \x01(\tR\tforwarded\x12*\n" +
 	"\x0eproxy_protocol\x18\x10 \x01(\bH\x01R\rproxyProtocol\x88\x01\x01\x12%\n" +
-	"\x0edetect_timeout\x18\x11 \x01(\tR\rdetectTimeout\x12@\n" +
+	"\x0edetect_timeout\x18\x11 \x01(\tR\rdetectTimeout\x12&\n" +
+	"\fcapture_real\x18\x12 \x01(\bH\x02R\vcaptureReal\x88\x01\x01\x12,\n" +
+	"\x0fcapture_inbound\x18\x13 \x01(\bH\x03R\x0ecaptureInbound\x88\x01\x01\x12@\n" +
 	"\fretry_budget\x18\x04 \x01(\v2\x1d.headroom.mesh.v1.RetryBudgetR\vretryBudgetB\b\n" +
 	"\x06_slotsB\x11\n" +
-	"\x0f_proxy_protocol\"\xcd\x03\n" +
+	"\x0f_proxy_protocolB\x0f\n" +
+	"\r_capture_realB\x12\n" +
+	"\x10_capture_inbound\"\xcd\x03\n" +
 	"\vPrequalSpec\x12 \n" +
 	"\tpool_size\x18\x01 \x01(\rH\x00R\bpoolSize\x88\x01\x01\x121\n" +
 	"\x12probes_per_request\x18\x02 \x01(\x01H\x01R\x10probesPerRequest\x88\x01\x01\x125\n" +

@@ -9,6 +9,7 @@ package meshv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -592,6 +593,78 @@ func (x *NodeRecord) GetRegistered() bool {
 	return false
 }
 
+// AddressRecord holds the virtual addresses of a service, which no machine has: agents know by them which service is
+// meant. Beside it, slots/N holds the name of the service, N being the place of its addresses in their ranges: so no two
+// services get the same.
+type AddressRecord struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Service string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	Ipv4    string                 `protobuf:"bytes,2,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
+	Ipv6    string                 `protobuf:"bytes,3,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	// When the service went away; unset while it is there. It gets the addresses back if it comes back within a day.
+	Released      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=released,proto3" json:"released,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddressRecord) Reset() {
+	*x = AddressRecord{}
+	mi := &file_mesh_v1_service_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddressRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddressRecord) ProtoMessage() {}
+
+func (x *AddressRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_service_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddressRecord.ProtoReflect.Descriptor instead.
+func (*AddressRecord) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_service_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *AddressRecord) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *AddressRecord) GetIpv4() string {
+	if x != nil {
+		return x.Ipv4
+	}
+	return ""
+}
+
+func (x *AddressRecord) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
+}
+
+func (x *AddressRecord) GetReleased() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Released
+	}
+	return nil
+}
+
 // SnapshotRecord is the agent's copy of the registry on disk, from which it starts when the registry is away.
 type SnapshotRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -599,13 +672,14 @@ type SnapshotRecord struct {
 	Services      []*ServiceRecord       `protobuf:"bytes,2,rep,name=services,proto3" json:"services,omitempty"`
 	Endpoints     []*EndpointRecord      `protobuf:"bytes,3,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	Policies      []*ServicePolicy       `protobuf:"bytes,4,rep,name=policies,proto3" json:"policies,omitempty"`
+	Addresses     []*AddressRecord       `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SnapshotRecord) Reset() {
 	*x = SnapshotRecord{}
-	mi := &file_mesh_v1_service_proto_msgTypes[7]
+	mi := &file_mesh_v1_service_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -617,7 +691,7 @@ func (x *SnapshotRecord) String() string {
 func (*SnapshotRecord) ProtoMessage() {}
 
 func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_service_proto_msgTypes[7]
+	mi := &file_mesh_v1_service_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -630,7 +704,7 @@ func (x *SnapshotRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotRecord.ProtoReflect.Descriptor instead.
 func (*SnapshotRecord) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_service_proto_rawDescGZIP(), []int{7}
+	return file_mesh_v1_service_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SnapshotRecord) GetRevision() int64 {
@@ -661,11 +735,18 @@ func (x *SnapshotRecord) GetPolicies() []*ServicePolicy {
 	return nil
 }
 
+func (x *SnapshotRecord) GetAddresses() []*AddressRecord {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
 var File_mesh_v1_service_proto protoreflect.FileDescriptor
 
 const file_mesh_v1_service_proto_rawDesc = "" +
 	"\n" +
-	"\x15mesh/v1/service.proto\x12\x10headroom.mesh.v1\x1a\x14mesh/v1/policy.proto\"\xb3\x01\n" +
+	"\x15mesh/v1/service.proto\x12\x10headroom.mesh.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14mesh/v1/policy.proto\"\xb3\x01\n" +
 	"\fLocalService\x12\x1f\n" +
 	"\vapi_version\x18\x01 \x01(\tR\n" +
 	"apiVersion\x12\x12\n" +
@@ -711,12 +792,18 @@ const file_mesh_v1_service_proto_rawDesc = "" +
 	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x1e\n" +
 	"\n" +
 	"registered\x18\x04 \x01(\bR\n" +
-	"registered\"\xe6\x01\n" +
+	"registered\"\x89\x01\n" +
+	"\rAddressRecord\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\x12\x12\n" +
+	"\x04ipv4\x18\x02 \x01(\tR\x04ipv4\x12\x12\n" +
+	"\x04ipv6\x18\x03 \x01(\tR\x04ipv6\x126\n" +
+	"\breleased\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\breleased\"\xa5\x02\n" +
 	"\x0eSnapshotRecord\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12;\n" +
 	"\bservices\x18\x02 \x03(\v2\x1f.headroom.mesh.v1.ServiceRecordR\bservices\x12>\n" +
 	"\tendpoints\x18\x03 \x03(\v2 .headroom.mesh.v1.EndpointRecordR\tendpoints\x12;\n" +
-	"\bpolicies\x18\x04 \x03(\v2\x1f.headroom.mesh.v1.ServicePolicyR\bpoliciesB6Z4github.com/headroom-mesh/headroom/api/mesh/v1;meshv1b\x06proto3"
+	"\bpolicies\x18\x04 \x03(\v2\x1f.headroom.mesh.v1.ServicePolicyR\bpolicies\x12=\n" +
+	"\taddresses\x18\x05 \x03(\v2\x1f.headroom.mesh.v1.AddressRecordR\taddressesB6Z4github.com/headroom-mesh/headroom/api/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_mesh_v1_service_proto_rawDescOnce sync.Once
@@ -731,34 +818,38 @@ func file_mesh_v1_service_proto_rawDescGZIP() []byte {
 }
 
 var file_mesh_v1_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_mesh_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_mesh_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_mesh_v1_service_proto_goTypes = []any{
-	(EndpointRecord_State)(0), // 0: headroom.mesh.v1.EndpointRecord.State
-	(*LocalService)(nil),      // 1: headroom.mesh.v1.LocalService
-	(*LocalServiceSpec)(nil),  // 2: headroom.mesh.v1.LocalServiceSpec
-	(*LocalEndpoint)(nil),     // 3: headroom.mesh.v1.LocalEndpoint
-	(*HealthCheck)(nil),       // 4: headroom.mesh.v1.HealthCheck
-	(*ServiceRecord)(nil),     // 5: headroom.mesh.v1.ServiceRecord
-	(*EndpointRecord)(nil),    // 6: headroom.mesh.v1.EndpointRecord
-	(*NodeRecord)(nil),        // 7: headroom.mesh.v1.NodeRecord
-	(*SnapshotRecord)(nil),    // 8: headroom.mesh.v1.SnapshotRecord
-	(*Metadata)(nil),          // 9: headroom.mesh.v1.Metadata
-	(*ServicePolicy)(nil),     // 10: headroom.mesh.v1.ServicePolicy
+	(EndpointRecord_State)(0),     // 0: headroom.mesh.v1.EndpointRecord.State
+	(*LocalService)(nil),          // 1: headroom.mesh.v1.LocalService
+	(*LocalServiceSpec)(nil),      // 2: headroom.mesh.v1.LocalServiceSpec
+	(*LocalEndpoint)(nil),         // 3: headroom.mesh.v1.LocalEndpoint
+	(*HealthCheck)(nil),           // 4: headroom.mesh.v1.HealthCheck
+	(*ServiceRecord)(nil),         // 5: headroom.mesh.v1.ServiceRecord
+	(*EndpointRecord)(nil),        // 6: headroom.mesh.v1.EndpointRecord
+	(*NodeRecord)(nil),            // 7: headroom.mesh.v1.NodeRecord
+	(*AddressRecord)(nil),         // 8: headroom.mesh.v1.AddressRecord
+	(*SnapshotRecord)(nil),        // 9: headroom.mesh.v1.SnapshotRecord
+	(*Metadata)(nil),              // 10: headroom.mesh.v1.Metadata
+	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	(*ServicePolicy)(nil),         // 12: headroom.mesh.v1.ServicePolicy
 }
 var file_mesh_v1_service_proto_depIdxs = []int32{
-	9,  // 0: headroom.mesh.v1.LocalService.metadata:type_name -> headroom.mesh.v1.Metadata
+	10, // 0: headroom.mesh.v1.LocalService.metadata:type_name -> headroom.mesh.v1.Metadata
 	2,  // 1: headroom.mesh.v1.LocalService.spec:type_name -> headroom.mesh.v1.LocalServiceSpec
 	3,  // 2: headroom.mesh.v1.LocalServiceSpec.endpoints:type_name -> headroom.mesh.v1.LocalEndpoint
 	4,  // 3: headroom.mesh.v1.LocalServiceSpec.check:type_name -> headroom.mesh.v1.HealthCheck
 	0,  // 4: headroom.mesh.v1.EndpointRecord.state:type_name -> headroom.mesh.v1.EndpointRecord.State
-	5,  // 5: headroom.mesh.v1.SnapshotRecord.services:type_name -> headroom.mesh.v1.ServiceRecord
-	6,  // 6: headroom.mesh.v1.SnapshotRecord.endpoints:type_name -> headroom.mesh.v1.EndpointRecord
-	10, // 7: headroom.mesh.v1.SnapshotRecord.policies:type_name -> headroom.mesh.v1.ServicePolicy
-	8,  // [8:8] is the sub-list for method output_type
-	8,  // [8:8] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	11, // 5: headroom.mesh.v1.AddressRecord.released:type_name -> google.protobuf.Timestamp
+	5,  // 6: headroom.mesh.v1.SnapshotRecord.services:type_name -> headroom.mesh.v1.ServiceRecord
+	6,  // 7: headroom.mesh.v1.SnapshotRecord.endpoints:type_name -> headroom.mesh.v1.EndpointRecord
+	12, // 8: headroom.mesh.v1.SnapshotRecord.policies:type_name -> headroom.mesh.v1.ServicePolicy
+	8,  // 9: headroom.mesh.v1.SnapshotRecord.addresses:type_name -> headroom.mesh.v1.AddressRecord
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_mesh_v1_service_proto_init() }
@@ -774,7 +865,7 @@ func file_mesh_v1_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mesh_v1_service_proto_rawDesc), len(file_mesh_v1_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,299 @@
+package capture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/nftables"
+)
+
+// Capture directs connections to the agent, from when Run is ready until it ends.
+type Capture struct {
+	cfg   Config
+	ready chan struct{}
+
+	mu sync.Mutex
+	// mu guards the fields below.
+
+	kernel *kernel // nil: the rules are not in place
+	real   map[netip.AddrPort]struct{}
+}
+
+// New checks the configuration. It changes nothing yet.
+func New(cfg Config) (*Capture, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("capture: %w", err)
+	}
+	return &Capture{cfg: cfg.withDefaults(), ready: make(chan struct{})}, nil
+}
+
+// Ready is closed when connections are captured.
+func (c *Capture) Ready() <-chan struct{} { return c.ready }
+
+// mendInterval is how soon what others have removed is put back.
+const mendInterval = 10 * time.Second
+
+// Run captures connections until ctx ends, and then removes all that it has put in place. Captured connections should have
+// ended by then: their applications would not see them end later. It may be called once. If it fails at the start nothing is
+// left.
+func (c *Capture) Run(ctx context.Context) error {
+	ns, err := openNamespace(c.cfg.Netns)
+	if err != nil {
+		return err
+	}
+	defer ns.close()
+	k, err := dialKernel(ns)
+	if err != nil {
+		return err
+	}
+	defer k.close()
+	r, err := openRouter(ns)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	if err := c.start(k, r); err != nil {
+		return err
+	}
+	close(c.ready)
+	c.cfg.Log.Info("connections are captured")
+	c.watch(ctx, r)
+	return c.end(k, r)
+}
+
+// start claims the namespace and puts everything in place.
+func (c *Capture) start(k *kernel, r *router) error {
+	cgroups, err := findCgroups(c.cfg.ExemptCgroups)
+	if err != nil {
+		return err
+	}
+	if err := c.claim(k, r); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	err = c.install(k, r, cgroups)
+	if err != nil {
+		return errors.Join(err, c.uninstall(k, r))
+	}
+	c.kernel = k
+	return nil
+}
+
+// claim takes the capture table, in place of what was left of one that another agent made. It fails before anything is
+// changed if that can't be done, or the ranges are not free.
+func (c *Capture) claim(k *kernel, r *router) error {
+	left, err := k.left()
+	if err != nil {
+		return err
+	}
+	if left.owner != 0 {
+		return fmt.Errorf("%w: the process at netlink port %d, which is mostly its ID: stop it, or give one of them another network namespace", errBusy, left.owner)
+	}
+	if err := r.free(c.cfg.ranges()); err != nil {
+		return err
+	}
+	return k.own(captureTable().Name, left.capture)
+}
+
+// install guards first: nobody must get to a virtual address by a route of which the guard doesn't know.
+func (c *Capture) install(k *kernel, r *router, cgroups []cgroup) error {
+	k.guard(c.cfg)
+	if err := k.fill(c.cfg, cgroups, slices.Collect(maps.Keys(c.real))); err != nil {
+		return err
+	}
+	if err := k.flush(); err != nil {
+		return fmt.Errorf("put nftables rules in place (which takes the kernel's modules nft_chain_nat, nft_redir, nft_reject_inet and nft_socket): %w", err)
+	}
+	if _, err := r.remove(c.cfg.ranges()...); err != nil {
+		return err
+	}
+	leftOut, err := r.add(c.cfg.ranges())
+	if err == nil && len(leftOut) > 0 {
+		c.cfg.Log.Warn("no virtual addresses of IPv6: it is off", "reason", leftOut)
+	}
+	return err
+}
+
+// watch mends what others break, until ctx ends.
+func (c *Capture) watch(ctx context.Context, r *router) {
+	t := time.NewTicker(mendInterval)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			if err := c.mend(r); err != nil {
+				c.cfg.Log.Warn("can't see whether capture is whole", "err", err)
+			}
+		}
+	}
+}
+
+// mend puts back the guard, which a flush of all rules removes, and the routes, which go when the loopback interface does.
+// What the kernel owns for the agent nobody else can remove.
+func (c *Capture) mend(r *router) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	chains, err := c.kernel.chains(guardTable())
+	if err != nil {
+		return err
+	}
+	if len(chains) < guardChains {
+		c.cfg.Log.Warn("the guard of the virtual addresses was removed, it is put back")
+		c.kernel.guard(c.cfg)
+		if err := c.kernel.flush(); err != nil {
+			return fmt.Errorf("put the guard back: %w", err)
+		}
+	}
+	return c.mendRoutes(r)
+}
+
+func (c *Capture) mendRoutes(r *router) error {
+	have, err := r.ranges()
+	if err != nil {
+		return err
+	}
+	lost := slices.DeleteFunc(c.cfg.ranges(), func(p netip.Prefix) bool { return slices.Contains(have, p) })
+	leftOut, err := r.add(lost)
+	if err == nil && len(leftOut) < len(lost) {
+		c.cfg.Log.Warn("routes to virtual addresses were removed, they are put back")
+	}
+	return err
+}
+
+// Release lets new connections go where they would without an agent: those to virtual addresses are refused. Those that are
+// captured go on until Run ends. It is for agents that drain.
+func (c *Capture) Release() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kernel == nil {
+		return nil
+	}
+	c.kernel.FlushTable(captureTable())
+	if err := c.kernel.flush(); err != nil {
+		return fmt.Errorf("release new connections: %w", err)
+	}
+	return nil
+}
+
+func (c *Capture) end(k *kernel, r *router) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.kernel = nil
+	err := c.uninstall(k, r)
+	c.cfg.Log.Info("connections are captured no more")
+	return err
+}
+
+// uninstall guards until there are no routes.
+func (c *Capture) uninstall(k *kernel, r *router) error {
+	k.DelTable(captureTable())
+	ownErr := k.flush()
+	_, routesErr := r.remove()
+	k.removeGuard()
+	guardErr := k.flush()
+	if err := errors.Join(ownErr, routesErr, guardErr); err != nil {
+		return fmt.Errorf("remove nftables rules and routes: %w", err)
+	}
+	return nil
+}
+
+// SetReal says which addresses of replicas are captured though they are real. Until connections are captured this is only
+// noted. Those that can't be captured are left out, and named in the error.
+func (c *Capture) SetReal(addrs []netip.AddrPort) error {
+	want, bad := wanted(addrs)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kernel != nil {
+		if err := c.kernel.change(missing(c.real, want), missing(want, c.real)); err != nil {
+			return errors.Join(err, bad)
+		}
+		if err := c.kernel.flush(); err != nil {
+			return errors.Join(fmt.Errorf("change the real addresses that are captured: %w", err), bad)
+		}
+	}
+	c.real = want
+	return bad
+}
+
+func wanted(addrs []netip.AddrPort) (map[netip.AddrPort]struct{}, error) {
+	want := make(map[netip.AddrPort]struct{}, len(addrs))
+	var bad []error
+	for _, a := range addrs {
+		addr := a.Addr().Unmap().WithZone("")
+		if !addr.IsValid() || addr.IsUnspecified() || a.Port() == 0 {
+			bad = append(bad, fmt.Errorf("can't capture real address %v: want an IP address and a port", a))
+			continue
+		}
+		want[netip.AddrPortFrom(addr, a.Port())] = struct{}{}
+	}
+	return want, errors.Join(bad...)
+}
+
+// missing returns what is in a, and not in b.
+func missing(a, b map[netip.AddrPort]struct{}) []netip.AddrPort {
+	var all []netip.AddrPort
+	for addr := range a {
+		if _, ok := b[addr]; !ok {
+			all = append(all, addr)
+		}
+	}
+	return all
+}
+
+// left is what there is of this package's tables.
+type left struct {
+	capture, guard bool
+	owner          uint32 // of the capture table
+}
+
+// left fails if there are tables of these names that are not of this package. One with an owner is not looked into, as it may
+// have no rules at the moment.
+func (k *kernel) left() (left, error) {
+	tables, err := k.tables()
+	if err != nil {
+		return left{}, err
+	}
+	var l left
+	for _, t := range tables {
+		switch t.name {
+		case captureTable().Name:
+			l.capture, l.owner = true, t.owner
+			if t.owner == 0 {
+				err = errors.Join(err, k.made(captureTable()))
+			}
+		case guardTable().Name:
+			l.guard = true
+			err = errors.Join(err, k.made(guardTable()))
+		}
+	}
+	return l, err
+}
+
+// made fails if a table has chains, but no rule of this package.
+func (k *kernel) made(t *nftables.Table) error {
+	chains, err := k.chains(t)
+	if err != nil || len(chains) == 0 {
+		return err
+	}
+	for _, c := range chains {
+		rules, err := k.rules(c)
+		if err != nil {
+			return err
+		}
+		for _, r := range rules {
+			if _, version := readComment(r); version > 0 {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("there is an nftables table inet %s that was not made by an agent: rename or remove it", t.Name)
+}

@@ -1,0 +1,130 @@
+//go:build linux
+
+package meshtest_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/headroom-mesh/headroom/agent/meshtest"
+)
+
+// captured starts a mesh whose agents capture, on nodes that have a way out for all that is not theirs.
+func captured(t *testing.T, cfg meshtest.Config) (*meshtest.Mesh, map[string]*meshtest.Agent) {
+	t.Helper()
+	built, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Programs = built
+	cfg.Flags = func(string) []string { return []string{"--capture"} }
+	m := meshtest.New(t, cfg)
+	agents := map[string]*meshtest.Agent{}
+	for _, n := range m.Nodes {
+		n.IP("route", "add", "default", "dev", "eth0")
+		agents[n.Name] = m.StartAgent(n)
+	}
+	m.AwaitAll(agents[m.Nodes[0].Name])
+	return m, agents
+}
+
+// virtual returns the virtual addresses of the service, as an agent knows them.
+func virtual(t *testing.T, a *meshtest.Agent) (ipv4, ipv6 string) {
+	t.Helper()
+	meshtest.Eventually(t, patience, "the service has virtual addresses", func() bool {
+		var answer struct {
+			Services []struct{ Name, Ipv4, Ipv6 string }
+		}
+		out, _, _ := a.Meshctl("services", "-o", "json")
+		if json.Unmarshal([]byte(out), &answer) != nil {
+			return false
+		}
+		for _, s := range answer.Services {
+			if s.Name == meshtest.Service {
+				ipv4, ipv6 = s.Ipv4, s.Ipv6
+			}
+		}
+		return ipv4 != "" && ipv6 != ""
+	})
+	return ipv4, ipv6
+}
+
+// curl calls curl on a node, as an application does that knows nothing of the mesh.
+func curl(t *testing.T, n *meshtest.Node, args ...string) (out string, code int) {
+	t.Helper()
+	p := n.Start("curl", nil, "curl", append([]string{"-q", "-sS", "--max-time", "5"}, args...)...)
+	code = p.Wait(10 * time.Second)
+	return p.Output() + p.Log(), code
+}
+
+// TestCapture has applications that connect as if there were no mesh: by a service's name, and by its addresses.
+func TestCapture(t *testing.T) {
+	_, agents := captured(t, meshtest.Config{})
+	a := agents["a"]
+	ipv4, ipv6 := virtual(t, a)
+	a.MustMeshctl("policy", "set", meshtest.Service, "--balancer", "round_robin")
+	for _, host := range []string{"web.mesh", ipv4, "[" + ipv6 + "]", ipv4 + ":8443"} {
+		replicas := map[string]bool{}
+		for range 30 {
+			out, code := curl(t, a.Node, "-o", "/dev/null", "-D", "-", "http://"+host+"/")
+			if code != 0 || !strings.Contains(out, " 200 ") {
+				t.Fatalf("curl http://%s/: exit code %d: %s", host, code, out)
+			}
+			_, rest, _ := strings.Cut(out, "X-Replica: ")
+			replica, _, _ := strings.Cut(rest, "\r\n")
+			replicas[replica] = true
+		}
+		if len(replicas) < 3 {
+			t.Errorf("%s: requests only came to %v", host, replicas)
+		}
+	}
+	if out, problems, code := a.Meshctl("check"); code != 0 && !strings.Contains(out, "names") {
+		t.Errorf("meshctl check: exit code %d\n%s%s", code, out, problems)
+	}
+	if out, code := curl(t, a.Node, "http://nothing.mesh/"); code != 6 {
+		t.Errorf("a name that no service has: exit code %d, want 6 (could not resolve): %s", code, out)
+	}
+	if out, code := curl(t, a.Node, "http://240.79.255.1/"); code == 0 || code == 28 {
+		t.Errorf("a virtual address of no service: exit code %d, want a refusal: %s", code, out)
+	}
+}
+
+// TestCaptureFailsOpen kills agents under the eyes of applications: nothing hangs, and nothing is left behind in the end.
+func TestCaptureFailsOpen(t *testing.T) {
+	m, agents := captured(t, meshtest.Config{Nodes: []string{"a", "b"}})
+	a := agents["a"]
+	ipv4, _ := virtual(t, a)
+	longest := time.Duration(0)
+	for range 20 {
+		agents["b"].Kill()
+		began := time.Now()
+		out, code := curl(t, m.Node("b"), "http://"+ipv4+"/")
+		took := time.Since(began)
+		longest = max(longest, took)
+		if code != 7 || took > 5*time.Second {
+			t.Errorf("after the agent was killed: exit code %d after %v, want a refusal (7): %s", code, took, out)
+		}
+		agents["b"] = m.StartAgent(m.Node("b"))
+		meshtest.Eventually(t, patience, "the new agent captures", func() bool {
+			_, code := curl(t, m.Node("b"), "http://"+ipv4+"/")
+			return code == 0
+		})
+	}
+	t.Logf("refused after %v at most", longest)
+	if out, _, code := agents["b"].Meshctl("capture", "off"); code != 0 {
+		t.Errorf("capture off: exit code %d: %s", code, out)
+	}
+	var left strings.Builder
+	for _, args := range [][]string{{"nft", "list", "ruleset"}, {"ip", "route", "show", "table", "all", "proto", "104"}} {
+		p := m.Node("b").Start(args[0], nil, args[0], args[1:]...)
+		if code := p.Wait(patience); code != 0 {
+			t.Fatalf("%v: %s", args, p.Log())
+		}
+		left.WriteString(p.Output())
+	}
+	if left.String() != "" {
+		t.Errorf("capture off leaves behind: %s", left.String())
+	}
+}

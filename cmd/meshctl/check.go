@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/spf13/cobra"
+)
+
+// finding is what a check has found.
+type finding struct {
+	Check string `json:"check"`
+	OK    bool   `json:"ok"`
+	Note  string `json:"note"` // what was found, and where it is wrong, what to do
+}
+
+func (a *app) check() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Check whether this node's agent, its capture and its names work",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var found []finding
+			err := a.ask(cmd.Context(), func(ctx context.Context, c *client) (err error) {
+				found, err = findings(ctx, c)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if err := a.writeFindings(cmd, found); err != nil {
+				return err
+			}
+			if slices.ContainsFunc(found, func(f finding) bool { return !f.OK }) {
+				return errors.New("not all is well")
+			}
+			return nil
+		},
+	}
+	a.outputFlag(cmd, "table", "json")
+	return cmd
+}
+
+func (a *app) writeFindings(cmd *cobra.Command, found []finding) error {
+	if a.output != "table" {
+		text, err := json.MarshalIndent(map[string][]finding{"checks": found}, "", "  ")
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), string(text))
+		return err
+	}
+	var rows [][]string
+	for _, f := range found {
+		result := "ok"
+		if !f.OK {
+			result = "WRONG"
+		}
+		rows = append(rows, []string{f.Check, result, f.Note})
+	}
+	return writeTable(cmd.OutOrStdout(), "CHECK RESULT NOTE", rows)
+}
+
+func findings(ctx context.Context, c *client) ([]finding, error) {
+	members, err := c.ListMembers(ctx, &meshv1.ListMembersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	services, err := c.ListServices(ctx, &meshv1.ListServicesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	captures, err := c.GetCapture(ctx, &meshv1.GetCaptureRequest{})
+	if err != nil {
+		return nil, err
+	}
+	found := []finding{checkMembers(members), checkServices(services)}
+	for _, capture := range captures.Captures {
+		found = append(found, checkRules(capture), checkShadows(capture))
+	}
+	if len(captures.Captures) == 0 {
+		return append(found, finding{"capture", true, "off: applications use the proxy or --listen"}), nil
+	}
+	if s := usableService(services); s != nil {
+		found = append(found, checkPath(ctx, s))
+		if captures.Dns.GetMode() != "off" {
+			found = append(found, checkName(ctx, s, captures.Dns))
+		}
+	}
+	return found, nil
+}
+
+func checkMembers(answer *meshv1.ListMembersResponse) finding {
+	alive := 0
+	for _, m := range answer.Members {
+		if m.State == "alive" {
+			alive++
+		}
+	}
+	return finding{"agents", alive > 0, fmt.Sprintf("%d of %d alive", alive, len(answer.Members))}
+}
+
+func checkServices(answer *meshv1.ListServicesResponse) finding {
+	var bare []string
+	for _, s := range answer.Services {
+		if s.Ready == 0 {
+			bare = append(bare, s.Name)
+		}
+	}
+	if len(bare) == 0 {
+		return finding{"services", true, fmt.Sprintf("%d, all with replicas that are ready", len(answer.Services))}
+	}
+	return finding{"services", false, "no replica is ready of " + strings.Join(bare, ", ") + ": see `meshctl endpoints`"}
+}
+
+func where(c *meshv1.CaptureView) string {
+	if c.Netns == "" {
+		return "capture"
+	}
+	return "capture in " + c.Netns
+}
+
+func checkRules(c *meshv1.CaptureView) finding {
+	if !c.Active {
+		return finding{where(c), false, c.Error}
+	}
+	return finding{where(c), true, fmt.Sprintf("%d rules in %d chains, for %s", len(c.Rules), len(c.Chains), strings.Join(c.Routes, " and "))}
+}
+
+func checkShadows(c *meshv1.CaptureView) finding {
+	if len(c.Before) == 0 {
+		return finding{where(c) + ", order", true, "no rules of others come first"}
+	}
+	var chains []string
+	for _, b := range c.Before {
+		chains = append(chains, fmt.Sprintf("%s %s (priority %d)", b.Table, b.Name, b.Priority))
+	}
+	return finding{where(c) + ", order", false, "rules of others come first, and may direct connections elsewhere: " + strings.Join(chains, ", ")}
+}
+
+// usableService returns one that can be called; nil if there is none.
+func usableService(answer *meshv1.ListServicesResponse) *meshv1.ServiceSummary {
+	for _, s := range answer.Services {
+		if s.Ready > 0 && s.Ipv4 != "" {
+			return s
+		}
+	}
+	return nil
+}
+
+// pathTime bounds what an application would find slow.
+const pathTime = 2 * time.Second
+
+// checkPath connects as an application does.
+func checkPath(ctx context.Context, s *meshv1.ServiceSummary) finding {
+	ctx, cancel := context.WithTimeout(ctx, pathTime)
+	defer cancel()
+	address := net.JoinHostPort(s.Ipv4, "80")
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return finding{"connection", false, fmt.Sprintf("to %s (%s): %v", s.Name, address, err)}
+	}
+	c.Close()
+	return finding{"connection", true, fmt.Sprintf("to %s (%s) is captured", s.Name, address)}
+}
+
+// checkName asks the resolver that applications ask.
+func checkName(ctx context.Context, s *meshv1.ServiceSummary, dns *meshv1.DNSView) finding {
+	ctx, cancel := context.WithTimeout(ctx, pathTime)
+	defer cancel()
+	name := s.Name + "." + dns.Suffixes[0]
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", name)
+	switch {
+	case err != nil:
+		return finding{"names", false, fmt.Sprintf("%v (--dns %s)", err, dns.Mode)}
+	case !slices.Contains(addrs, netip.MustParseAddr(s.Ipv4)):
+		return finding{"names", false, fmt.Sprintf("%s is %v, want %s: another server answers (--dns %s)", name, addrs, s.Ipv4, dns.Mode)}
+	}
+	return finding{"names", true, name + " is " + s.Ipv4}
+}
