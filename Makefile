@@ -42,10 +42,13 @@ bench: build ## measure what requests cost beside other proxies (CELLS=a,b PEERS
 bench-picks: ## measure what a pick costs, with one processor and with two contending, and write it down
 	@go run ./bench/picks
 
+bench-capture: build ## measure what it costs to be captured: connections and bytes, beside a direct way (as root)
+	@go run ./bench/capture
+
 deps: ## install the system packages that the tests use
 	@.ci/deps
 
 fuzz: ## fuzz what reads the bytes of others, FUZZTIME each (30s)
 	@.ci/fuzz $(FUZZTIME)
 
-.PHONY: help build demo test lint gen evidence bench bench-picks deps fuzz
+.PHONY: help build demo test lint gen evidence bench bench-picks bench-capture deps fuzz

@@ -64,7 +64,7 @@ const imports = `
 	api/mesh/v1, policy/document, policy/localservice < cmd/meshctl
 	dataplane/sim/chart                               < cmd/meshctl
 	api/mesh/v1                                       < bench/demo
-	NONE                                              < bench/picks, bench/load, bench/certs
+	NONE                                              < bench/picks, bench/load, bench/certs, bench/capture
 	bench/certs                                       < bench/floor
 	bench/floor, bench/load                           < bench/proxies
 	dataplane/sim/scenario, policy/localservice       < docs/gen
