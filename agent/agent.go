@@ -17,6 +17,7 @@ import (
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/dataplane"
 	"github.com/headroom-mesh/headroom/dataplane/identity"
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 	"github.com/headroom-mesh/headroom/dataplane/transport"
 	"github.com/headroom-mesh/headroom/registry"
 	"github.com/headroom-mesh/headroom/registry/etcd"
@@ -160,7 +161,7 @@ func (a *Agent) newLocal() error {
 	var err error
 	a.local, err = local.New(local.Config{
 		Node: a.cfg.Node, Zone: a.cfg.Zone, Mesh: a.cfg.Mesh,
-		Services: a.cfg.Services, Registered: registered,
+		Services: a.cfg.Services, Registered: registered, Control: sockets.Mark(a.cfg.mark()),
 		Log: a.cfg.Log, Metrics: a.metrics,
 	})
 	return inFlags("local services", map[string]string{"services": "--services", "registered": "--services", "mesh": "--mesh"}, err)

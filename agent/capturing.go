@@ -137,7 +137,11 @@ func (c *capturing) run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	for _, one := range c.all {
 		wg.Go(func() {
-			if err := one.capture.Run(ctx); err != nil {
+			err := one.capture.Run(ctx)
+			if errors.Is(err, capture.ErrTaken) {
+				err = fmt.Errorf("%w, with --virtual-ipv4 or --virtual-ipv6, the same for all agents", err)
+			}
+			if err != nil {
 				c.log.Error("connections are not captured; the proxy works", "err", err)
 				one.failed.Store(&err)
 			}
@@ -213,6 +217,9 @@ func (c *capturing) View() *meshv1.GetCaptureResponse {
 	answer := &meshv1.GetCaptureResponse{Dns: c.dns}
 	for _, one := range c.all {
 		answer.Captures = append(answer.Captures, one.view())
+	}
+	if c.dns.Mode == string(names.Redirect) && !answer.Captures[0].Active { // no rule redirects anything
+		answer.Dns = &meshv1.DNSView{Mode: string(names.Listen), Addresses: c.dns.Addresses, Suffixes: c.dns.Suffixes}
 	}
 	return answer
 }

@@ -14,6 +14,9 @@ import (
 // DefaultMark is what the agent's own sockets carry (SO_MARK), so that their connections are left alone.
 const DefaultMark = 0x6865
 
+// ErrTaken means that a virtual range overlaps what others use.
+var ErrTaken = errors.New("choose another range")
+
 // Config says what is captured, and what is not.
 type Config struct {
 	// Port is where the agent accepts captured connections. It must be set. Those of this network namespace come to the

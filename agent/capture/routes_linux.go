@@ -162,7 +162,7 @@ func (r *router) unassigned(p netip.Prefix, family int) error {
 	}
 	for _, a := range addrs {
 		if taken, ok := prefix(a.IPNet); ok && taken.Overlaps(p) {
-			return fmt.Errorf("virtual range %v overlaps %v, the network of interface %s: choose another range", p, taken, r.name(a.LinkIndex))
+			return fmt.Errorf("virtual range %v overlaps %v, the network of interface %s: %w", p, taken, r.name(a.LinkIndex), ErrTaken)
 		}
 	}
 	return nil
@@ -176,8 +176,8 @@ func (r *router) unrouted(p netip.Prefix, family int) error {
 	}
 	for _, route := range routes {
 		if to, ok := prefix(route.Dst); ok && to.Bits() > 3 && to.Overlaps(p) && !ours(route) {
-			return fmt.Errorf("virtual range %v is routed elsewhere: there is a route to %v by interface %s in table %d: choose another range",
-				p, to, r.name(route.LinkIndex), route.Table)
+			return fmt.Errorf("virtual range %v is routed elsewhere: there is a route to %v by interface %s in table %d: %w",
+				p, to, r.name(route.LinkIndex), route.Table, ErrTaken)
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -47,8 +48,13 @@ func (h health) after(ok bool, rise, fall int) health {
 // maxStartDelay bounds how long the first check is put off, so that those of many replicas don't coincide.
 const maxStartDelay = 500 * time.Millisecond
 
+// checker checks replicas.
+type checker struct {
+	control func(network, address string, c syscall.RawConn) error // that of a net.Dialer
+}
+
 // repeat checks until ctx ends.
-func repeat(ctx context.Context, c localservice.HealthCheck, address localservice.Address, report func(error)) {
+func (k checker) repeat(ctx context.Context, c localservice.HealthCheck, address localservice.Address, report func(error)) {
 	select {
 	case <-ctx.Done():
 		return
@@ -57,7 +63,7 @@ func repeat(ctx context.Context, c localservice.HealthCheck, address localservic
 	tick := time.NewTicker(c.Interval)
 	defer tick.Stop()
 	for {
-		report(check(ctx, c, address))
+		report(k.check(ctx, c, address))
 		select {
 		case <-ctx.Done():
 			return
@@ -67,10 +73,10 @@ func repeat(ctx context.Context, c localservice.HealthCheck, address localservic
 }
 
 // check runs one check, on a connection of its own: a replica that takes no new ones is not healthy.
-func check(ctx context.Context, c localservice.HealthCheck, address localservice.Address) error {
+func (k checker) check(ctx context.Context, c localservice.HealthCheck, address localservice.Address) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	err := checkOf(c.Kind)(ctx, address, c.Target)
+	err := k.of(c.Kind)(ctx, address, c.Target)
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("%s check: no answer within %v", c.Kind, c.Timeout)
 	}
@@ -80,19 +86,22 @@ func check(ctx context.Context, c localservice.HealthCheck, address localservice
 	return nil
 }
 
-func checkOf(k localservice.CheckKind) func(context.Context, localservice.Address, string) error {
-	switch k {
+func (k checker) of(kind localservice.CheckKind) func(context.Context, localservice.Address, string) error {
+	switch kind {
 	case localservice.TCP:
-		return checkTCP
+		return k.tcp
 	case localservice.GRPC:
-		return checkGRPC
+		return k.grpc
 	}
-	return checkHTTP
+	return k.http
 }
 
-func dial(ctx context.Context, at localservice.Address) (net.Conn, error) {
+func (k checker) dial(ctx context.Context, at localservice.Address) (net.Conn, error) {
 	network, address := at.Network()
 	var d net.Dialer
+	if at.Socket == "" {
+		d.Control = k.control
+	}
 	return d.DialContext(ctx, network, address)
 }
 
@@ -104,15 +113,15 @@ func hostOf(at localservice.Address) string {
 	return at.String()
 }
 
-func checkTCP(ctx context.Context, address localservice.Address, _ string) error {
-	c, err := dial(ctx, address)
+func (k checker) tcp(ctx context.Context, address localservice.Address, _ string) error {
+	c, err := k.dial(ctx, address)
 	if err != nil {
 		return err
 	}
 	return c.Close()
 }
 
-func checkHTTP(ctx context.Context, address localservice.Address, path string) error {
+func (k checker) http(ctx context.Context, address localservice.Address, path string) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+hostOf(address)+path, nil)
 	if err != nil {
 		return err
@@ -120,7 +129,7 @@ func checkHTTP(ctx context.Context, address localservice.Address, path string) e
 	r.Header.Set("User-Agent", "headroom-check")
 	// Used directly, the transport follows no redirects: they count as an answer.
 	t := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return dial(ctx, address)
+		return k.dial(ctx, address)
 	}}
 	answer, err := t.RoundTrip(r)
 	if err != nil {
@@ -133,10 +142,10 @@ func checkHTTP(ctx context.Context, address localservice.Address, path string) e
 	return nil
 }
 
-func checkGRPC(ctx context.Context, address localservice.Address, service string) error {
+func (k checker) grpc(ctx context.Context, address localservice.Address, service string) error {
 	conn, err := grpc.NewClient("passthrough:///"+hostOf(address),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, address) }))
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return k.dial(ctx, address) }))
 	if err != nil {
 		return err
 	}

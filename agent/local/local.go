@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -36,6 +37,8 @@ type Config struct {
 	// Registered is the folder in which Register keeps what it is told. It is made if it is missing. Default: none;
 	// then Register fails.
 	Registered string
+	// Control is the Control of the net.Dialer for checks: captured, they would come to other replicas. Default: none.
+	Control func(network, address string, c syscall.RawConn) error
 	// Log takes what operators should know. Default: nothing is logged.
 	Log *slog.Logger
 	// Metrics registers the metrics of this package. Default: they are kept and not shown.
@@ -276,7 +279,7 @@ func (l *Local) startChecks(ctx context.Context, wg *sync.WaitGroup, key replica
 	ctx, r.stop = context.WithCancel(ctx)
 	c := *r.check
 	wg.Go(func() {
-		repeat(ctx, c, key.address, func(err error) { l.checked(ctx, key, err) })
+		checker{l.cfg.Control}.repeat(ctx, c, key.address, func(err error) { l.checked(ctx, key, err) })
 	})
 }
 

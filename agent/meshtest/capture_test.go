@@ -14,24 +14,43 @@ import (
 // captured starts a mesh whose agents capture, on nodes that have a way out for all that is not theirs.
 func captured(t *testing.T, cfg meshtest.Config) (*meshtest.Mesh, map[string]*meshtest.Agent) {
 	t.Helper()
+	m := capturable(t, cfg)
+	return m, startCapturing(m, nil)
+}
+
+// capturable makes the mesh without its agents.
+func capturable(t *testing.T, cfg meshtest.Config) *meshtest.Mesh {
+	t.Helper()
 	built, err := programs()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg.Programs = built
-	cfg.Flags = func(string) []string { return []string{"--capture"} }
 	m := meshtest.New(t, cfg)
-	agents := map[string]*meshtest.Agent{}
 	for _, n := range m.Nodes {
 		n.IP("route", "add", "default", "dev", "eth0")
-		agents[n.Name] = m.StartAgent(n)
 	}
-	m.AwaitAll(agents[m.Nodes[0].Name])
-	return m, agents
+	return m
 }
 
-// virtual returns the virtual addresses of the service, as an agent knows them.
+// startCapturing starts the agents, with more flags for those of some nodes.
+func startCapturing(m *meshtest.Mesh, flags map[string][]string) map[string]*meshtest.Agent {
+	agents := map[string]*meshtest.Agent{}
+	for _, n := range m.Nodes {
+		agents[n.Name] = m.StartAgent(n, append([]string{"--capture"}, flags[n.Name]...)...)
+	}
+	m.AwaitAll(agents[m.Nodes[0].Name])
+	return agents
+}
+
+// virtual returns the virtual addresses of the service that every mesh has, as an agent knows them.
 func virtual(t *testing.T, a *meshtest.Agent) (ipv4, ipv6 string) {
+	t.Helper()
+	return virtualOf(t, a, meshtest.Service)
+}
+
+// virtualOf returns those of any service.
+func virtualOf(t *testing.T, a *meshtest.Agent, service string) (ipv4, ipv6 string) {
 	t.Helper()
 	meshtest.Eventually(t, patience, "the service has virtual addresses", func() bool {
 		var answer struct {
@@ -42,7 +61,7 @@ func virtual(t *testing.T, a *meshtest.Agent) (ipv4, ipv6 string) {
 			return false
 		}
 		for _, s := range answer.Services {
-			if s.Name == meshtest.Service {
+			if s.Name == service {
 				ipv4, ipv6 = s.Ipv4, s.Ipv6
 			}
 		}
@@ -106,7 +125,7 @@ func TestCaptureFailsOpen(t *testing.T) {
 		if code != 7 || took > 5*time.Second {
 			t.Errorf("after the agent was killed: exit code %d after %v, want a refusal (7): %s", code, took, out)
 		}
-		agents["b"] = m.StartAgent(m.Node("b"))
+		agents["b"] = m.StartAgent(m.Node("b"), "--capture")
 		meshtest.Eventually(t, patience, "the new agent captures", func() bool {
 			_, code := curl(t, m.Node("b"), "http://"+ipv4+"/")
 			return code == 0

@@ -43,10 +43,14 @@ type Config struct {
 	Replicas int      // on each node; default 3, negative: none
 	// IPv6 uses fd00::/64 instead of 10.77.0.0/24.
 	IPv6 bool
+	// Open has replicas listen at the address of their node. Default: at the loopback address.
+	Open bool
 	// EtcdApart has etcd on a node of its own. Default: it is embedded in the agent of the first node.
 	EtcdApart bool
 	// Plain has connections between agents in the clear. Default: TLS only, with certificates of one CA.
 	Plain bool
+	// Under is a program, and its arguments, that starts agents with other rights. Default: none.
+	Under []string
 	// Flags are more flags for the agent on a node. Default: none.
 	Flags func(node string) []string
 }
@@ -122,6 +126,9 @@ func (m *Mesh) Node(name string) *Node {
 	return nil
 }
 
+// Outside adds a machine to the network that is not of the mesh.
+func (m *Mesh) Outside(name string) *Node { return m.network.Node(name, m.prefix(150)) }
+
 // Move gives a node another address.
 func (m *Mesh) Move(n *Node) { n.Readdress(m.prefix(200 + slices.Index(m.Nodes, n))) }
 
@@ -153,7 +160,11 @@ func (m *Mesh) startReplicas(n *Node) {
 
 func (m *Mesh) startReplica(n *Node) *Replica {
 	m.t.Helper()
-	l, err := n.Listen(net.JoinHostPort(m.loopback(), "0"))
+	host := m.loopback()
+	if m.cfg.Open {
+		host = n.Addr.String()
+	}
+	l, err := n.Listen(net.JoinHostPort(host, "0"))
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -218,7 +229,8 @@ type Agent struct {
 // StartAgent starts the agent of a node and waits for nothing.
 func (m *Mesh) StartAgent(n *Node, flags ...string) *Agent {
 	m.t.Helper()
-	p := n.Start("agent "+n.Name, nil, m.cfg.Programs.Agent, append(m.flags(n), flags...)...)
+	command := slices.Concat(m.cfg.Under, []string{m.cfg.Programs.Agent}, m.flags(n), flags)
+	p := n.Start("agent "+n.Name, nil, command[0], command[1:]...)
 	conn, err := grpc.NewClient("unix://"+m.folder(n, "data/admin.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		m.t.Fatal(err)

@@ -127,6 +127,49 @@ func (w *Network) Node(name string, at netip.Prefix) *Node {
 	return n
 }
 
+// Netns returns the file of the machine's network namespace.
+func (n *Node) Netns() string { return n.namespace.Name() }
+
+// Pod adds a machine that reaches all others by the node, as a container does. The node has the address before each of its.
+func (n *Node) Pod(name string, at ...netip.Prefix) *Node {
+	w := n.network
+	w.t.Helper()
+	w.add(name)
+	n.onNode("link", "add", "name", name, "type", "veth", "peer", "name", "eth0", "netns", w.name+name)
+	namespace, err := os.Open(filepath.Join(namesDir, w.name+name))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { namespace.Close() })
+	pod := &Node{Name: name, network: w, namespace: namespace}
+	n.forward()
+	n.onNode("link", "set", "dev", name, "up")
+	pod.onNode("link", "set", "dev", "lo", "up")
+	pod.onNode("link", "set", "dev", "eth0", "up")
+	for _, p := range at {
+		gateway := netip.PrefixFrom(p.Addr().Prev(), p.Bits())
+		n.address(gateway, name)
+		pod.Readdress(p)
+		pod.onNode("route", "add", "default", "via", gateway.Addr().String())
+	}
+	return pod
+}
+
+// forward has the machine pass on what is for others.
+func (n *Node) forward() {
+	err := n.Do(func() error {
+		for _, kind := range []string{"ipv4", "ipv6"} {
+			if err := os.WriteFile("/proc/sys/net/"+kind+"/conf/all/forwarding", []byte("1"), 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		n.network.t.Fatalf("forwarding on node %s: %v", n.Name, err)
+	}
+}
+
 func (n *Node) onNode(args ...string) {
 	n.network.run(append([]string{"-n", n.network.name + n.Name}, args...)...)
 }
@@ -139,12 +182,16 @@ func (n *Node) IP(args ...string) {
 
 // Readdress gives the machine one more address, from now on its main one.
 func (n *Node) Readdress(at netip.Prefix) {
-	args := []string{"address", "add", at.String(), "dev", "eth0"}
+	n.address(at, "eth0")
+	n.Addr = at.Addr()
+}
+
+func (n *Node) address(at netip.Prefix, dev string) {
+	args := []string{"address", "add", at.String(), "dev", dev}
 	if at.Addr().Is6() {
 		args = append(args, "nodad")
 	}
 	n.onNode(args...)
-	n.Addr = at.Addr()
 }
 
 // Cut takes the machine off the bridge: nothing gets through either way, and neither side is told.
