@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -86,11 +87,12 @@ func TestCaptureGRPC(t *testing.T) {
 
 // localService describes replicas on a node to its agent.
 func localService(name, protocol string, addresses ...string) string {
-	text := fmt.Sprintf("apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: %s}\nspec:\n  protocol: %s\n  endpoints:\n", name, protocol)
+	var text strings.Builder
+	fmt.Fprintf(&text, "apiVersion: headroom.dev/v1\nkind: LocalService\nmetadata: {name: %s}\nspec:\n  protocol: %s\n  endpoints:\n", name, protocol)
 	for _, address := range addresses {
-		text += fmt.Sprintf("  - address: %q\n", address)
+		fmt.Fprintf(&text, "  - address: %q\n", address)
 	}
-	return text
+	return text.String()
 }
 
 func listen(t *testing.T, n *meshtest.Node) net.Listener {
