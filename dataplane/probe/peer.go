@@ -51,9 +51,9 @@ type peer struct {
 	heard  time.Duration // when the last answer came, or the connection was made
 	sweep  time.Duration // when timer fires; never if it's stopped
 	ring   ring
-	missed int    // how many in ring are late
-	frames []byte // what the connection's writer has yet to write
-	urgent bool   // whether that must not wait
+	missed int           // how many in ring are late
+	frames []byte        // what the connection's writer has yet to write
+	wrote  time.Duration // when it last did
 }
 
 func newPeer(addr netip.AddrPort, cfg *Config, m *metrics) *peer {
@@ -78,8 +78,14 @@ func (p *peer) send(q Request, timeout time.Duration, sink Sink, token uint64) b
 	p.used = now
 	ok := p.open && len(q.Endpoint) <= MaxEndpointID &&
 		p.queueLocked(q, outstanding{sink: sink, token: token, sent: now, deadline: now + timeout})
+	due := q.Urgent || !ok || now-p.wrote >= gathering
+	if !due {
+		p.armLocked(p.wrote+longestQueued, now)
+	}
 	p.mu.Unlock()
-	signal(p.wake)
+	if due {
+		signal(p.wake)
+	}
 	return ok
 }
 
@@ -89,7 +95,6 @@ func (p *peer) queueLocked(q Request, o outstanding) bool {
 		return false
 	}
 	p.frames, _ = AppendRequest(p.frames, id, q) // the length has been checked
-	p.urgent = p.urgent || q.Urgent
 	p.armLocked(o.deadline, o.sent)
 	return true
 }
@@ -232,54 +237,34 @@ func (p *peer) ping() {
 	signal(p.wake)
 }
 
-// gathering is the least time between two writes: probes that are due meanwhile, at thousands a second, share one. It is nothing
-// to what they are reused for, and most of what they cost is the writes, and the reads at both ends.
-const gathering = time.Millisecond
+const (
+	// gathering is the least time between two writes of probes for whose answers nobody waits: those that are due meanwhile, at
+	// thousands a second, share one. It is nothing to the time for which answers are reused, and most of what probes cost is the
+	// writes, and the reads at both ends. Who sends the first one after that time has them all written: no timer has to wake
+	// anybody for it.
+	gathering = time.Millisecond
+	// longestQueued is when they are written though no more follow.
+	longestQueued = 5 * time.Millisecond
+)
 
 // write writes what is queued, all at once.
 func (p *peer) write(ctx context.Context, c net.Conn) error {
 	var frames []byte
-	pause := time.NewTimer(0)
-	defer pause.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-p.wake:
 		}
-		if !p.gather(ctx, pause) {
-			return ctx.Err()
-		}
 		p.mu.Lock()
 		frames, p.frames = p.frames, frames[:0]
-		p.urgent = false
+		p.wrote = time.Since(p.born)
 		p.mu.Unlock()
 		if len(frames) == 0 {
-			pause.Reset(0)
 			continue
 		}
 		if _, err := c.Write(frames); err != nil {
 			return fmt.Errorf("write probes: %w", err)
-		}
-		pause.Reset(gathering)
-	}
-}
-
-// gather waits until the pause is over, or something urgent is queued. It returns false when ctx ends first.
-func (p *peer) gather(ctx context.Context, pause *time.Timer) bool {
-	for {
-		p.mu.Lock()
-		urgent := p.urgent
-		p.mu.Unlock()
-		if urgent {
-			return true
-		}
-		select {
-		case <-ctx.Done():
-			return false
-		case <-pause.C:
-			return true
-		case <-p.wake:
 		}
 	}
 }
@@ -338,6 +323,9 @@ func (p *peer) sweepNow() (silent bool) {
 		if silent = t >= until; !silent {
 			next = min(next, until)
 		}
+	}
+	if len(p.frames) > 0 {
+		signal(p.wake)
 	}
 	p.sweep = never
 	if next != never {
