@@ -161,8 +161,8 @@ func (c *capturing) Stop(ctx context.Context) (removed []string, err error) {
 	}
 	for _, one := range c.all {
 		status, err := one.capture.Status()
-		if err != nil {
-			continue // there is nothing, then
+		if err != nil || one.failed.Load() != nil {
+			continue // there is nothing, or it is another agent's
 		}
 		removed = append(removed, inPlace(one.netns, status)...)
 	}

@@ -19,6 +19,9 @@ func (a *app) capture() *cobra.Command {
 		Use:   "capture",
 		Short: "See, and end, what leads this node's connections to its agent",
 		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return misused("want one of: capture status, capture off")
+		},
 	}
 	cmd.AddCommand(a.captureStatus(), a.captureOff())
 	return cmd
