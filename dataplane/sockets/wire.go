@@ -150,7 +150,7 @@ func (w *Wire) takeNow(fd uintptr) (done bool) {
 
 // Write writes all.
 func (w *Wire) Write(b []byte) (int, error) {
-	if !w.direct {
+	if !w.direct || w.gathered != nil { // nobody else writes while direct is set: no need for the lock
 		return w.write(transfer{b: b})
 	}
 	n, err := Write(w.fd, b)

@@ -137,3 +137,40 @@ func TestWriteMoreThanFits(t *testing.T) {
 		t.Errorf("the other end: %v", err)
 	}
 }
+
+// TestGatherInAttend expects what is gathered to keep its order, though the connection takes bytes now and then only.
+func TestGatherInAttend(t *testing.T) {
+	w, far := pair(t)
+	var filled int
+	err := w.Attend(func() bool {
+		w.Direct(true)
+		defer w.Direct(false)
+		chunk := make([]byte, 64<<10)
+		for {
+			n, err := w.WriteNow(chunk)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if filled += n; n == 0 {
+				break
+			}
+		}
+		w.Gather(make([]byte, 0, 16))
+		io.WriteString(w, "first")
+		if _, err := io.CopyN(io.Discard, far, int64(filled)); err != nil {
+			t.Error(err)
+		}
+		io.WriteString(w, "second")
+		if err := w.Flush(); err != nil {
+			t.Error(err)
+		}
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len("firstsecond"))
+	if _, err := io.ReadFull(far, got); err != nil || string(got) != "firstsecond" {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
