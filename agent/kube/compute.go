@@ -36,7 +36,7 @@ type objects struct {
 func compute(o objects) (State, []error) {
 	c := computation{
 		objects: o, zone: o.zone(), enrolled: make(map[string]bool),
-		replicas: make(map[registry.EndpointID]registry.Endpoint), fronts: make(map[netip.AddrPort]registry.ServiceName),
+		replicas: make(map[registry.EndpointID]registry.Endpoint), fronts: make(map[netip.AddrPort]registry.ServiceName, len(o.services)),
 	}
 	for _, n := range o.namespaces {
 		c.enrolled[n.Name] = c.enabled("namespace "+n.Name, n.Labels, false)
