@@ -88,23 +88,22 @@ route_pods() { # route_pods NETNS N: to the pods of all nodes but node N
   done
 }
 
-# --- cgroups: a machine has one of its own in every hierarchy, below that of this process.
+# --- cgroups: a machine has one of its own in every hierarchy of version 1, below that of this process, or one of version 2.
 
 make_cgroups() {
-  local controllers path root dir
+  local controllers path dir
+  if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
+    dir=/sys/fs/cgroup/$name-$1
+    sed 's/[^ ]\+/+&/g' /sys/fs/cgroup/cgroup.controllers >/sys/fs/cgroup/cgroup.subtree_control
+    mkdir -p "$dir/system"
+    echo "$dir"
+    return
+  fi
   while IFS=: read -r _ controllers path; do
-    root=/sys/fs/cgroup/${controllers#name=}
-    if [ -n "$controllers" ]; then
-      [ -d "$root" ] || continue
-      dir=${root}${path%/}/$name-$1
-      mkdir -p "$dir"
-    elif [ -e "$root/cgroup.controllers" ]; then # version 2 alone
-      sed 's/[^ ]*/+&/g' "$root/cgroup.controllers" >"$root/cgroup.subtree_control"
-      dir=$root$name-$1
-      mkdir -p "$dir"
-    else
-      continue
-    fi
+    dir=/sys/fs/cgroup/${controllers#name=}
+    [ -n "$controllers" ] && [ -d "$dir" ] || continue
+    dir=$dir${path%/}/$name-$1
+    mkdir -p "$dir"
     if [ "$controllers" = cpuset ]; then # starts without any
       cat "$dir/../cpuset.cpus" >"$dir/cpuset.cpus"
       cat "$dir/../cpuset.mems" >"$dir/cpuset.mems"
@@ -131,12 +130,15 @@ start() {
   mkdir -p "$state/$1"
   [ ! -e "$state/$1/cgroups" ] || remove_cgroups "$1"
   make_cgroups "$1" >"$state/$1/cgroups"
-  ( 
-    while read -r dir; do echo "$BASHPID" >"$dir/cgroup.procs"; done <"$state/$1/cgroups"
-    exec setsid nsenter --net="/run/netns/$name-$1" unshare --mount --pid --cgroup --uts --ipc --fork --mount-proc --kill-child \
-      "$state/etc/machine.sh" "$1" "$state"
-  ) </dev/null >"$state/$1/console" 2>&1 9>&- &
+  boot "$1" </dev/null >"$state/$1/console" 2>&1 9>&- &
   echo $! >"$state/$1/pid"
+}
+
+# boot becomes the process that a machine lives and dies with.
+boot() {
+  local dir
+  while read -r dir; do echo "$BASHPID" >"$dir/cgroup.procs"; done <"$state/$1/cgroups"
+  exec setsid nsenter --net="/run/netns/$name-$1" unshare --cgroup "$state/etc/machine.sh" "$1" "$state"
 }
 
 # stop ends all processes of a machine at once, as they share a namespace. The switch stays, so that the nodes' network does.

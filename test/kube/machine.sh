@@ -4,6 +4,12 @@
 set -euo pipefail
 machine=$1 state=$2
 
+if [ $$ != 1 ]; then
+  cgroup=$(cat "$state/$machine/cgroups")/system # of version 2: only a cgroup without processes can have controlled children
+  [ ! -d "$cgroup" ] || echo $$ >"$cgroup/cgroup.procs"
+  exec unshare --mount --pid --uts --ipc --fork --mount-proc --kill-child "$0" "$@"
+fi
+
 # File systems: /run and /tmp are empty, /var is the machine's disk, changes to /etc and /opt are on that disk.
 mount --make-rprivate /
 ! mountpoint --quiet /run/netns || umount --recursive --lazy /run/netns # or what others delete would live on here
@@ -24,21 +30,20 @@ mkdir /tmp/hostpath_pv # of the controllers' provisioner: all machines share it
 mount --bind /run/kube/volumes /tmp/hostpath_pv
 
 # Kernel: a view of its own cgroups, and copies of those settings that the kubelet writes, but which are all machines'.
-cgroups=$(cat /proc/self/cgroup)
+version2=
+[ ! -e /sys/fs/cgroup/cgroup.controllers ] || version2=true
 mount -t sysfs sysfs /sys
-if [ "$cgroups" = 0::/ ]; then
+if [ $version2 ]; then
   mount -t cgroup2 cgroup2 /sys/fs/cgroup
-  mkdir /sys/fs/cgroup/system # only a cgroup without processes can have controlled children
-  echo 1 >/sys/fs/cgroup/system/cgroup.procs
-  sed 's/[^ ]*/+&/g' /sys/fs/cgroup/cgroup.controllers >/sys/fs/cgroup/cgroup.subtree_control
+  sed 's/[^ ]\+/+&/g' /sys/fs/cgroup/cgroup.controllers >/sys/fs/cgroup/cgroup.subtree_control
 else
   mount -t tmpfs tmpfs /sys/fs/cgroup
-  while IFS=: read -r _ controllers path; do
+  while IFS=: read -r _ controllers _; do
     [ -n "$controllers" ] || continue
     dir=/sys/fs/cgroup/${controllers#name=}
     mkdir "$dir"
     mount -t cgroup -o "${controllers/#name=/none,name=}" cgroup "$dir" || rmdir "$dir"
-  done <<<"$cgroups"
+  done </proc/self/cgroup
 fi
 mkdir -p /run/kube/sys
 for setting in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes; do
