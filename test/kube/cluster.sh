@@ -146,7 +146,7 @@ stop() {
   local pid
   if pid=$(process "$1"); then
     kill -9 "$pid"
-    until_true 10 eval "! kill -0 $pid" || fail "process $pid of $1 does not end"
+    until_true 10 eval "! process $1" || fail "process $pid of $1 does not end"
   fi
   [ "$1" = control ] || ip netns del "$name-$1" 2>/dev/null || true
   [ ! -e "$state/$1/cgroups" ] || remove_cgroups "$1"
