@@ -129,8 +129,9 @@ remove_tree() { [ ! -d "$1" ] || find "$1" -depth -type d -exec rmdir {} +; }
 
 # --- machines
 
+known() { [[ $1 = control || $1 =~ ^node[1-$nodes]$ ]] || fail "there is no machine '$1': it is control, or node1 to node$nodes"; }
+
 start() {
-  [[ $1 = control || $1 =~ ^node[1-$nodes]$ ]] || fail "there is no machine '$1': it is control, or node1 to node$nodes"
   [ -d "$state/etc" ] || fail "there is no cluster: cluster.sh up makes it"
   process "$1" >/dev/null && return
   link "$1"
@@ -224,8 +225,8 @@ mkdir -p "$(dirname "$state")"
 exec 9>"$state.lock"
 case $command in
 up | down) flock 9 && "$command" ;;
-start | stop) flock 9 && "$command" "${1:?which machine?}" ;;
+start | stop) flock 9 && known "${1:-}" && "$command" "$1" ;;
 load) flock 9 && load "$@" ;;
-exec) run_on "$@" ;;
+exec) known "${1:-}" && run_on "$@" ;;
 *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
 esac
