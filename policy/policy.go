@@ -83,6 +83,9 @@ const (
 	ForwardedRFC  Forwarded = "forwarded"       // Forwarded (RFC 7239)
 )
 
+// Tells reports whether replicas learn it at all.
+func (f Forwarded) Tells() bool { return f == ForwardedXFF || f == ForwardedRFC }
+
 // PrequalSync holds the parameters of the prequal_sync balancer, apart from those that it shares with prequal.
 type PrequalSync struct {
 	Probes   int     // asked about each request; one answer less is enough

@@ -54,7 +54,7 @@ func (in *Inbound) Begin(h relay.Head, now time.Time) relay.Call {
 
 // Direct returns what takes calls that were meant for one replica of this node, by those who know of no mesh.
 func (in *Inbound) Direct(id registry.EndpointID) relay.Entry {
-	return relay.Entry{Router: direct{in, id}, Service: func() relay.Service {
+	return relay.Entry{Router: direct{in, id}, Strangers: true, Service: func() relay.Service {
 		r := in.Replica(id)
 		if r == nil {
 			return relay.Service{}
@@ -103,10 +103,10 @@ func (d *delivery) Next(_ context.Context, failed *fault.Error) (relay.Hop, *fau
 	}
 	if d.direct != "" {
 		d.flight.begin(d.inbound, replica, d.begun, 0, "")
-		return relay.Hop{To: replica.upstream, Forwarded: replica.policy.Forwarded}, nil
+		return relay.Hop{To: replica.upstream, Forwarded: replica.policy.Forwarded, Certified: replica.policy.Forwarded.Tells()}, nil
 	}
 	d.flight.begin(d.inbound, replica, d.begun, d.key(), d.reservation())
-	return relay.Hop{To: replica.upstream}, nil
+	return relay.Hop{To: replica.upstream, Certified: replica.policy.Forwarded.Tells()}, nil
 }
 
 func (d *delivery) replica() (*Replica, *fault.Error) {
