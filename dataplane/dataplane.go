@@ -66,7 +66,7 @@ func New(cfg Config) (*Dataplane, error) {
 	}
 	d := &Dataplane{cfg: cfg, started: time.Now()}
 	d.relay = relay.New(relay.Config{DrainTimeout: cfg.DrainTimeout, Identity: cfg.Identity, Log: cfg.Log, Metrics: cfg.Metrics})
-	d.inbound = inbound.New(inbound.Config{Relay: d.relay, Mark: cfg.Mark, Metrics: cfg.Metrics})
+	d.inbound = inbound.New(inbound.Config{Relay: d.relay, Mark: cfg.Mark, AccessLog: cfg.AccessLog, Metrics: cfg.Metrics})
 	var err error
 	d.probes, err = probe.NewClient(probe.Config{
 		Dial:  d.dialer(cfg.Transport, transport.Probe),

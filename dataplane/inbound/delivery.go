@@ -1,6 +1,7 @@
 package inbound
 
 import (
+	"bytes"
 	"context"
 	"net"
 	"strconv"
@@ -83,6 +84,7 @@ type delivery struct {
 	head    relay.Head
 	begun   time.Time
 	flight  Flight
+	status  int // of the answer
 	scratch [128]byte
 	fields  [1]relay.Field
 }
@@ -142,6 +144,7 @@ func (d *delivery) reservation() string {
 // Answered tells the other agent the load that the replica bears.
 func (d *delivery) Answered(h relay.Answer, now time.Time) ([]relay.Field, *fault.Error) {
 	report := d.flight.Answered(h, now)
+	d.status = h.Status()
 	if d.direct != "" {
 		return nil, nil
 	}
@@ -151,10 +154,27 @@ func (d *delivery) Answered(h relay.Answer, now time.Time) ([]relay.Field, *faul
 
 // End counts the call out.
 func (d *delivery) End(e relay.Ending, now time.Time) {
-	d.flight.End(e, now)
 	in := d.inbound
+	if in.accessLog != nil {
+		d.log(e.Reason, now)
+	}
+	d.flight.End(e, now)
 	*d = delivery{}
 	in.deliveries.Put(d)
+}
+
+// log tells what became of the call, and who has made it.
+func (d *delivery) log(reason fault.Reason, now time.Time) {
+	if d.status == 0 {
+		d.status = reason.Status()
+	}
+	endpoint := ""
+	if r := d.flight.replica; r != nil {
+		endpoint = string(r.Endpoint.ID())
+	}
+	path, _, _ := bytes.Cut(d.head.Path(nil), []byte("?"))
+	d.inbound.accessLog.Info("delivery", "source", d.head.Caller().ID.String(), "method", string(d.head.Method(nil)), "path", string(path),
+		"endpoint", endpoint, "status", d.status, "reason", string(reason), "took", now.Sub(d.begun))
 }
 
 // Flight is a call in flight at a replica of this node. The zero value is none.
