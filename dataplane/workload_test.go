@@ -31,10 +31,7 @@ import (
 const forwardedCertificate = "X-Forwarded-Client-Cert"
 
 // certified are agents over mutual TLS that issue certificates by one CA, or have none to issue.
-type certified struct {
-	*mesh
-	log *syncBuffer // the access logs of all
-}
+type certified struct{ *mesh }
 
 // syncBuffer is written to by several.
 type syncBuffer struct {
@@ -54,7 +51,7 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-func newCertified(t testing.TB, issue bool) *certified {
+func newCertified(t testing.TB, issue bool, access *slog.Logger) *certified {
 	dir := filepath.Join(t.TempDir(), "ca")
 	domain, err := identity.ParseDomain("headroom.local")
 	if err != nil {
@@ -64,14 +61,14 @@ func newCertified(t testing.TB, issue bool) *certified {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &certified{mesh: &mesh{t: t, nodes: map[registry.NodeName]*node{}, policies: map[registry.ServiceName]policy.Policy{}}, log: &syncBuffer{}}
+	m := &certified{&mesh{t: t, nodes: map[registry.NodeName]*node{}, policies: map[registry.ServiceName]policy.Policy{}}}
 	for _, name := range []registry.NodeName{"a", "b"} {
-		m.startCertified(name, authority, dir, issue)
+		m.startCertified(name, authority, dir, issue, access)
 	}
 	return m
 }
 
-func (m *certified) startCertified(name registry.NodeName, authority *ca.CA, dir string, issue bool) {
+func (m *certified) startCertified(name registry.NodeName, authority *ca.CA, dir string, issue bool, access *slog.Logger) {
 	t := m.t
 	id, err := identity.NodeID(authority.Domain, name)
 	if err != nil {
@@ -94,7 +91,7 @@ func (m *certified) startCertified(name registry.NodeName, authority *ca.CA, dir
 	n := &node{name: name, metrics: prometheus.NewRegistry()}
 	n.Dataplane, err = dataplane.New(dataplane.Config{
 		Node: name, Transport: transport.NewMutual(transport.MutualConfig{Identity: source}), Identity: source,
-		AccessLog: slog.New(slog.NewJSONHandler(m.log, nil)), Metrics: n.metrics,
+		AccessLog: access, Metrics: n.metrics,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +182,7 @@ func TestReplicasLearnWhoCalls(t *testing.T) {
 		for _, at := range []registry.NodeName{"a", "b"} {
 			for _, forwarded := range []policy.Forwarded{policy.ForwardedNone, policy.ForwardedXFF, policy.ForwardedRFC} {
 				t.Run(fmt.Sprintf("issue=%v/on %s/%s", issue, at, forwarded), func(t *testing.T) {
-					m := newCertified(t, issue)
+					m := newCertified(t, issue, nil)
 					m.both(at, tellsCaller)
 					m.setPolicy("web", func(p *policy.Policy) { p.Forwarded = forwarded })
 					for name, c := range m.nodes["a"].callers(t) {
@@ -265,7 +262,8 @@ func TestInTheClearNobodyIsKnown(t *testing.T) {
 
 // TestAccessLogsTellWhoCalls has both agents tell: the caller's, and that of the replica.
 func TestAccessLogsTellWhoCalls(t *testing.T) {
-	m := newCertified(t, true)
+	var log syncBuffer
+	m := newCertified(t, true, slog.New(slog.NewJSONHandler(&log, nil)))
 	m.both("b", tellsCaller)
 	for _, c := range m.nodes["a"].callers(t) {
 		ask(t, c, "")
@@ -274,26 +272,27 @@ func TestAccessLogsTellWhoCalls(t *testing.T) {
 		"request spiffe://headroom.local/node/a": 2, "delivery spiffe://headroom.local/node/a": 2,
 		"request spiffe://headroom.local/ns/shop/sa/cart": 2, "delivery spiffe://headroom.local/ns/shop/sa/cart": 2,
 	}
-	if got := m.logged("/"); fmt.Sprint(got) != fmt.Sprint(want) {
+	if got := m.logged(&log, "/"); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got %v\nwant %v", got, want)
 	}
 }
 
 // TestBytesOfWorkloads carries a connection that is no HTTP.
 func TestBytesOfWorkloads(t *testing.T) {
-	m := newCertified(t, true)
+	var log syncBuffer
+	m := newCertified(t, true, slog.New(slog.NewJSONHandler(&log, nil)))
 	l := listen(t, "127.0.0.1:0")
 	m.serveBytes(l, greet)
 	m.register("web", "b", l.Addr().String())
 	conversation(t, m.nodes["a"].ports["web"])
 	want := map[string]int{"request spiffe://headroom.local/ns/shop/sa/cart": 1, "delivery spiffe://headroom.local/ns/shop/sa/cart": 1}
-	if got := m.logged(""); fmt.Sprint(got) != fmt.Sprint(want) {
+	if got := m.logged(&log, ""); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got %v\nwant %v", got, want)
 	}
 }
 
 // logged stops all agents and counts who has called, as they tell.
-func (m *certified) logged(path string) map[string]int {
+func (m *certified) logged(log *syncBuffer, path string) map[string]int {
 	m.t.Helper()
 	for _, n := range m.nodes {
 		if err := n.stop(); err != nil {
@@ -301,7 +300,7 @@ func (m *certified) logged(path string) map[string]int {
 		}
 	}
 	count := map[string]int{}
-	for line := range strings.Lines(m.log.String()) {
+	for line := range strings.Lines(log.String()) {
 		var entry struct {
 			Msg, Source, Endpoint, Path string
 			Status                      int
