@@ -141,7 +141,7 @@ func (d *Dataplane) UpdateLocal(endpoints []registry.Endpoint) {
 }
 
 // Listener is where callers connect to that want one service, whatever they speak. It may return connections that are
-// relay.WorkloadConn.
+// identity.WorkloadConn.
 type Listener struct {
 	// Service is the one that they want. Default: that at whose virtual address they meant to connect, when a rule of the kernel
 	// led them here.

@@ -129,7 +129,7 @@ func (l ofWorkload) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return relay.WorkloadConn{Conn: c, Workload: l.workload}, nil
+	return identity.WorkloadConn{Conn: c, Workload: l.workload}, nil
 }
 
 // tellsCaller is a replica that answers with what it is told of the caller.

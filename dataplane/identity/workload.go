@@ -21,6 +21,15 @@ type Workload struct {
 
 func (w Workload) String() string { return w.Namespace + "/" + w.ServiceAccount }
 
+// WorkloadConn is a connection of which the listener that returns it knows which workload has made it.
+type WorkloadConn struct {
+	net.Conn
+	Workload Workload
+}
+
+// NetConn returns the connection itself.
+func (c WorkloadConn) NetConn() net.Conn { return c.Conn }
+
 // WorkloadID returns the ID of a workload.
 func WorkloadID(d Domain, w Workload) (ID, error) {
 	id, err := spiffeid.FromSegments(d, "ns", w.Namespace, "sa", w.ServiceAccount)

@@ -15,18 +15,9 @@ type Caller struct {
 	Workload identity.Workload
 }
 
-// WorkloadConn is a connection of which the listener that returns it knows whose it is.
-type WorkloadConn struct {
-	net.Conn
-	Workload identity.Workload
-}
-
-// NetConn returns the connection itself.
-func (c WorkloadConn) NetConn() net.Conn { return c.Conn }
-
 // ofWorkload returns the connection itself, and whose it is.
 func ofWorkload(c net.Conn) (net.Conn, identity.Workload) {
-	if w, ok := c.(WorkloadConn); ok {
+	if w, ok := c.(identity.WorkloadConn); ok {
 		return w.Conn, w.Workload
 	}
 	return c, identity.Workload{}
