@@ -65,9 +65,9 @@ func (s *Set) As(w Workload, now time.Time) (*Set, error) {
 	return s.workloads.of(s.ID.TrustDomain(), w, now)
 }
 
-// IDOf returns the ID that a workload goes by.
+// IDOf returns the ID of a workload, or of the node.
 func (s *Set) IDOf(w Workload) (ID, error) {
-	if w == (Workload{}) || !s.HasWorkloads() {
+	if w == (Workload{}) {
 		return s.ID, nil
 	}
 	return WorkloadID(s.ID.TrustDomain(), w)
