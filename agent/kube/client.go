@@ -1,0 +1,65 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// NewClient returns a client of the API server, and how it is reached, for other clients. kubeconfig is a file; "" stands for
+// what Kubernetes gives every pod.
+func NewClient(kubeconfig string) (*kubernetes.Clientset, *rest.Config, error) {
+	cfg, err := restConfig(kubeconfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.UserAgent = "headroom"
+	client, err := kubernetes.NewForConfig(compact(cfg))
+	if err != nil {
+		return nil, nil, fmt.Errorf("kubernetes: make a client: %w", err)
+	}
+	return client, cfg, nil
+}
+
+func restConfig(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig == "" {
+		return inCluster()
+	}
+	file, err := clientcmd.LoadFromFile(kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
+	}
+	if err := clientcmd.ResolveLocalPaths(file); err != nil { // those of certificates are relative to the file
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
+	}
+	cfg, err := clientcmd.NewDefaultClientConfig(*file, nil).ClientConfig()
+	switch {
+	case clientcmd.IsEmptyConfig(err):
+		return nil, fmt.Errorf("kubeconfig %s: names no cluster: want a current-context with a cluster and a user", kubeconfig)
+	case err != nil:
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
+	}
+	return cfg, nil
+}
+
+func inCluster() (*rest.Config, error) {
+	cfg, err := rest.InClusterConfig()
+	switch {
+	case errors.Is(err, rest.ErrNotInCluster):
+		return nil, errors.New("not in a cluster: give --kubeconfig")
+	case err != nil:
+		return nil, fmt.Errorf("in a cluster, but without the token of a service account (is automountServiceAccountToken off?): %w", err)
+	}
+	return cfg, nil
+}
+
+// compact asks for protocol buffers, which cost both ends less than JSON. What custom resources are read with can't have them.
+func compact(cfg *rest.Config) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.ContentType = "application/vnd.kubernetes.protobuf"
+	cfg.AcceptContentTypes = cfg.ContentType + ",application/json"
+	return cfg
+}
