@@ -37,7 +37,7 @@ const imports = `
 	dataplane/fault, dataplane/sockets                < dataplane/h2
 	NONE                                              < dataplane/h1, dataplane/sniff
 	dataplane/fault, dataplane/h1, dataplane/h2       < dataplane/relay
-	dataplane/sniff, policy                           < dataplane/relay
+	dataplane/identity, dataplane/sniff, policy       < dataplane/relay
 	registry                                          < dataplane/identity
 	dataplane/identity                                < dataplane/identity/ca
 	dataplane/identity, dataplane/sockets             < dataplane/transport

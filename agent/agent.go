@@ -175,7 +175,7 @@ func (a *Agent) newLocal() error {
 func (a *Agent) newDataplane() error {
 	var err error
 	a.dataplane, err = dataplane.New(dataplane.Config{
-		Node: a.cfg.Node, Zone: a.cfg.Zone, Transport: a.transport, Mark: a.cfg.mark(), DrainTimeout: a.cfg.DrainTimeout,
+		Node: a.cfg.Node, Zone: a.cfg.Zone, Transport: a.transport, Identity: a.identity, Mark: a.cfg.mark(), DrainTimeout: a.cfg.DrainTimeout,
 		Log: a.cfg.Log, AccessLog: a.cfg.AccessLog, Metrics: a.metrics,
 	})
 	return err
