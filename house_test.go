@@ -63,6 +63,7 @@ const imports = `
 	agent                                             < cmd/agent
 	api/mesh/v1, policy/document, policy/localservice < cmd/meshctl
 	dataplane/sim/chart                               < cmd/meshctl
+	NONE                                              < cmd/meshctl/cluster < cmd/meshctl
 	api/mesh/v1                                       < bench/demo
 	NONE                                              < bench/picks, bench/load, bench/certs, bench/capture
 	bench/certs                                       < bench/floor
