@@ -182,8 +182,10 @@ type address string
 func (address) Network() string  { return "kubernetes" }
 func (a address) String() string { return string(a) }
 
-func (c *conn) LocalAddr() net.Addr              { return address("meshctl") }
-func (c *conn) RemoteAddr() net.Addr             { return address(c.agent.Namespace + "/" + c.agent.Pod) }
+func (c *conn) LocalAddr() net.Addr { return address("meshctl") }
+func (c *conn) RemoteAddr() net.Addr {
+	return address("pod " + c.agent.Namespace + "/" + c.agent.Pod + " of node " + c.agent.Node)
+}
 func (c *conn) SetDeadline(time.Time) error      { return os.ErrNoDeadline }
 func (c *conn) SetReadDeadline(time.Time) error  { return os.ErrNoDeadline }
 func (c *conn) SetWriteDeadline(time.Time) error { return os.ErrNoDeadline }
