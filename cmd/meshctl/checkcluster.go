@@ -27,7 +27,6 @@ type survey struct {
 	unknown  error // why it is not known what is enrolled
 	agents   []cluster.Agent
 	pods     []cluster.Pod
-	unseen   error // why the pods aren't known
 	found    []finding
 }
 
@@ -128,14 +127,25 @@ func (s *survey) checkNamespaces(ctx context.Context) {
 
 // checkPods compares the pods that are to be captured with those that the agents say they capture.
 func (s *survey) checkPods(ctx context.Context) {
-	if s.unseen = s.unknown; s.unseen == nil {
-		s.pods, s.unseen = s.Pods(ctx, s.enrolled)
+	err := s.unknown
+	if err == nil {
+		s.pods, err = s.Pods(ctx, s.enrolled)
 	}
-	if s.unseen != nil {
-		s.add(skipped("pods", s.unseen))
+	if err != nil {
+		s.add(skipped("pods", err))
 		return
 	}
-	expected := map[string][]string{}
+	single, err := s.SinglePods(ctx, s.enrolled)
+	if err != nil {
+		s.add(skipped("pods of other namespaces", err))
+	}
+	s.pods = append(s.pods, single...)
+	s.checkCaptures(ctx)
+}
+
+// checkCaptures asks every agent that has pods, many at once.
+func (s *survey) checkCaptures(ctx context.Context) {
+	expected := map[string][]string{} // by node
 	var leftOut []string
 	for _, p := range s.pods {
 		name := p.Namespace + "/" + p.Name
@@ -145,32 +155,35 @@ func (s *survey) checkPods(ctx context.Context) {
 		}
 		expected[p.Node] = append(expected[p.Node], name)
 	}
-	s.add(s.checkCaptures(ctx, expected)...)
+	nodes := slices.Sorted(maps.Keys(expected))
+	found := make([]finding, len(nodes))
+	const most = 16
+	var asking errgroup.Group
+	asking.SetLimit(most)
+	for i, node := range nodes {
+		asking.Go(func() error {
+			found[i] = s.checkCaptured(ctx, node, expected[node])
+			return nil
+		})
+	}
+	asking.Wait()
+	s.add(found...)
 	if len(leftOut) > 0 {
 		s.add(finding{Check: "pods left out", OK: true, Note: briefly(leftOut)})
 	}
 }
 
-// checkCaptures asks every agent that has pods, many at once.
-func (s *survey) checkCaptures(ctx context.Context, expected map[string][]string) []finding {
-	const most = 16
-	asked := slices.DeleteFunc(slices.Clone(s.agents), func(a cluster.Agent) bool { return !a.Ready || len(expected[a.Node]) == 0 })
-	found := make([]finding, len(asked))
-	var asking errgroup.Group
-	asking.SetLimit(most)
-	for i, agent := range asked {
-		asking.Go(func() error {
-			captures, err := s.captures(ctx, agent)
-			if err != nil {
-				found[i] = skipped("pods on "+agent.Node, err)
-			} else {
-				found[i] = checkCaptured(agent.Node, expected[agent.Node], captures)
-			}
-			return nil
-		})
+func (s *survey) checkCaptured(ctx context.Context, node string, expected []string) finding {
+	check := "pods on " + node
+	i := slices.IndexFunc(s.agents, func(a cluster.Agent) bool { return a.Node == node && a.Ready })
+	if i < 0 {
+		return finding{Check: check, Note: fmt.Sprintf("%d go without the mesh: no agent is ready there", len(expected))}
 	}
-	asking.Wait()
-	return found
+	captures, err := s.captures(ctx, s.agents[i])
+	if err != nil {
+		return skipped(check, err)
+	}
+	return compareCaptures(check, expected, captures)
 }
 
 func (s *survey) captures(ctx context.Context, agent cluster.Agent) ([]*meshv1.CaptureView, error) {
@@ -185,7 +198,7 @@ func (s *survey) captures(ctx context.Context, agent cluster.Agent) ([]*meshv1.C
 	return answer.GetCaptures(), c.explain(err)
 }
 
-func checkCaptured(node string, expected []string, captures []*meshv1.CaptureView) finding {
+func compareCaptures(check string, expected []string, captures []*meshv1.CaptureView) finding {
 	views := map[string]*meshv1.CaptureView{}
 	for _, c := range captures {
 		views[strings.TrimPrefix(c.Netns, "pod ")] = c
@@ -201,7 +214,6 @@ func checkCaptured(node string, expected []string, captures []*meshv1.CaptureVie
 			shadowed = append(shadowed, fmt.Sprintf("%s (%s %s)", pod, view.Before[0].Table, view.Before[0].Name))
 		}
 	}
-	check := "pods on " + node
 	switch {
 	case len(wrong) > 0:
 		return finding{Check: check, Note: fmt.Sprintf("%d of %d are not captured: %s", len(wrong), len(expected), briefly(wrong))}

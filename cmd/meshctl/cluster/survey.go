@@ -64,29 +64,26 @@ type Pod struct {
 	labels                map[string]string
 }
 
-// Pods lists those of the enrolled namespaces, and those that are enrolled one by one.
+// Pods lists those of the enrolled namespaces.
 func (c *Cluster) Pods(ctx context.Context, enrolled []string) ([]Pod, error) {
-	pods := resource{api: "/api/v1", plural: "pods"}
-	all, err := inEach[corev1.Pod](ctx, c, enrolled, pods)
-	if err != nil {
-		return nil, err
-	}
-	pods.labels = MeshLabel + "=" + enabled
-	single, err := list[corev1.Pod](ctx, c, pods)
-	if err != nil {
-		return nil, err
-	}
-	single = slices.DeleteFunc(single, func(p corev1.Pod) bool { return slices.Contains(enrolled, p.Namespace) })
-	var found []Pod
-	for _, p := range append(all, single...) {
+	pods, err := inEach[corev1.Pod](ctx, c, enrolled, resource{api: "/api/v1", plural: "pods"})
+	return running(pods), err
+}
+
+// SinglePods lists those of other namespaces that are enrolled one by one.
+func (c *Cluster) SinglePods(ctx context.Context, enrolled []string) ([]Pod, error) {
+	pods, err := list[corev1.Pod](ctx, c, resource{api: "/api/v1", plural: "pods", labels: MeshLabel + "=" + enabled})
+	pods = slices.DeleteFunc(pods, func(p corev1.Pod) bool { return slices.Contains(enrolled, p.Namespace) })
+	return running(pods), err
+}
+
+func running(pods []corev1.Pod) (found []Pod) {
+	for _, p := range pods {
 		if p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil {
 			found = append(found, Pod{p.Namespace, p.Name, p.Spec.NodeName, podLeftOut(p), p.Labels})
 		}
 	}
-	slices.SortFunc(found, func(a, b Pod) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	})
-	return found, nil
+	return found
 }
 
 func podLeftOut(p corev1.Pod) string {
