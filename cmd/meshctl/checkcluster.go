@@ -168,6 +168,9 @@ func (s *survey) checkCaptures(ctx context.Context) {
 	}
 	asking.Wait()
 	s.add(found...)
+	if len(nodes) == 0 {
+		s.add(finding{Check: "pods", OK: true, Note: "none that runs is in the mesh"})
+	}
 	if len(leftOut) > 0 {
 		s.add(finding{Check: "pods left out", OK: true, Note: briefly(leftOut)})
 	}

@@ -82,10 +82,18 @@ func (t *target) reachCluster(ctx context.Context) (*client, error) {
 	if t.one && t.cluster.Node == "" {
 		return nil, misused("this concerns one node: name it with --node")
 	}
-	return dial(ctx, throughCluster(k, func(ctx context.Context) (net.Conn, error) {
-		conn, _, err := k.Dial(ctx)
-		return conn, err
-	}))
+	return dialAny(ctx, k, t.cluster.Node == "")
+}
+
+// dialAny tries some agents, if there is a choice: those of nodes that have just gone may still seem to be ready.
+func dialAny(ctx context.Context, k *cluster.Cluster, choice bool) (*client, error) {
+	const most = 3
+	for tried := 1; ; tried++ {
+		c, err := dial(ctx, throughCluster(k, k.Dial))
+		if _, silent := errors.AsType[cluster.Silent](err); !silent || !choice || tried == most {
+			return c, err
+		}
+	}
 }
 
 func throughCluster(k *cluster.Cluster, dial func(context.Context) (net.Conn, error)) place {

@@ -34,6 +34,7 @@ type fakeCluster struct {
 
 	objects  []map[string]any
 	refused  []string // what nobody may do: "list nodes"
+	silent   string   // a pod with an agent that listens nowhere
 	spdyOnly bool
 	stranger bool     // whether nobody is known
 	forwards []string // the pods whose ports were forwarded, and how
@@ -63,6 +64,8 @@ func (f *fakeCluster) set(ts *testscript.TestScript, args []string) error {
 		}
 	case args[0] == "refuses":
 		f.refused = append(f.refused, strings.Join(args[1:], " "))
+	case args[0] == "silences":
+		f.silent = args[1]
 	case what == "allows all":
 		f.refused = nil
 	case what == "knows nobody":
@@ -176,7 +179,7 @@ func (f *fakeCluster) forward(w http.ResponseWriter, r *http.Request, pod string
 		fmt.Fprintf(trouble, "the first stream is for %s", kind)
 		return
 	}
-	f.relay(trouble, data)
+	f.relay(trouble, data, pod)
 }
 
 func upgrade(w http.ResponseWriter, r *http.Request, way string, handle httpstream.NewStreamHandler) (httpstream.Connection, error) {
@@ -199,10 +202,16 @@ func upgrade(w http.ResponseWriter, r *http.Request, way string, handle httpstre
 }
 
 // relay carries bytes between a stream and the agent until either ends.
-func (f *fakeCluster) relay(trouble, data httpstream.Stream) {
+func (f *fakeCluster) relay(trouble, data httpstream.Stream, pod string) {
 	defer data.Reset()
 	defer trouble.Close()
-	c, err := net.Dial("tcp", f.agent)
+	agent := f.agent
+	f.mu.Lock()
+	if f.silent == pod {
+		agent = "127.0.0.1:1"
+	}
+	f.mu.Unlock()
+	c, err := net.Dial("tcp", agent)
 	if err != nil {
 		fmt.Fprintf(trouble, "error forwarding port %s: %v", data.Headers().Get(corev1.PortHeader), err)
 		return

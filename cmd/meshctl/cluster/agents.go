@@ -133,28 +133,30 @@ func names[T any](all []T, name func(T) string) string {
 }
 
 // Dial connects to the admin API of an agent that is ready. Where the first doesn't do, such as when its node has just
-// gone, others are tried.
-func (c *Cluster) Dial(ctx context.Context) (net.Conn, Agent, error) {
+// gone, others are tried; and so does the next Dial, as an agent may also turn out not to answer when it is connected to.
+func (c *Cluster) Dial(ctx context.Context) (net.Conn, error) {
 	const (
 		most    = 3
 		eachFor = 5 * time.Second
 	)
 	agents, err := c.usable(ctx)
 	if err != nil {
-		return nil, Agent{}, err
+		return nil, err
 	}
 	var problems []error
+	first := int(c.dials.Add(1)-1) % len(agents)
+	agents = slices.Concat(agents[first:], agents[:first])
 	for _, agent := range agents[:min(most, len(agents))] {
 		trying, cancel := context.WithTimeout(ctx, eachFor)
 		conn, err := c.DialAgent(trying, agent)
 		cancel()
 		if err == nil {
-			return conn, agent, nil
+			return conn, nil
 		}
 		if _, refused := errors.AsType[Refused](err); refused || ctx.Err() != nil {
-			return nil, agent, err
+			return nil, err
 		}
 		problems = append(problems, err)
 	}
-	return nil, agents[0], errors.Join(problems...)
+	return nil, errors.Join(problems...)
 }

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -41,6 +42,7 @@ type Cluster struct {
 	config  *rest.Config
 	client  *http.Client
 	base    *url.URL
+	dials   atomic.Uint32
 }
 
 // Open reads the kubeconfig. It connects to nothing.

@@ -100,8 +100,7 @@ func (c *Cluster) overSPDY(ctx context.Context, u *url.URL) (httpstream.Connecti
 func (c *Cluster) noStreams(agent Agent, err error) error {
 	switch {
 	case apierrors.IsForbidden(err):
-		return Refused{"create pods/portforward in namespace " + agent.Namespace +
-			" (older clusters: get it, too)", err.Error()}
+		return Refused{"create pods/portforward in namespace " + agent.Namespace, err.Error()}
 	case apierrors.IsUnauthorized(err):
 		return c.unknownUser()
 	case apierrors.IsNotFound(err):
@@ -141,6 +140,16 @@ func open(streams httpstream.Connection, agent Agent) (*conn, error) {
 	return c, nil
 }
 
+// Silent says that an agent doesn't answer, though its pod runs.
+type Silent struct {
+	Agent Agent
+	Says  string // what the node said
+}
+
+func (s Silent) Error() string {
+	return fmt.Sprintf("%s does not answer at its port %d: %s", s.Agent, AgentPort, s.Says)
+}
+
 // listen ends with the connection.
 func (c *conn) listen(trouble io.Reader) {
 	const most = 4 << 10
@@ -161,7 +170,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	select {
 	case why, ok := <-c.told:
 		if ok {
-			return 0, fmt.Errorf("%s can't be reached at its port %d: %s", c.agent, AgentPort, why)
+			return 0, Silent{c.agent, why}
 		}
 	case <-time.After(patience):
 	}
