@@ -64,10 +64,20 @@ type noting struct {
 
 func (n noting) Read(p []byte) (int, error) {
 	read, err := n.Conn.Read(p)
+	n.note(err)
+	return read, err
+}
+
+func (n noting) Write(p []byte) (int, error) {
+	written, err := n.Conn.Write(p)
+	n.note(err)
+	return written, err
+}
+
+func (n noting) note(err error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		n.last.Store(dialled{n.RemoteAddr().String(), err})
 	}
-	return read, err
 }
 
 // ask connects to the agent and lets f talk to it.

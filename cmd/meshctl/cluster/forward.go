@@ -117,7 +117,8 @@ type conn struct {
 	streams   httpstream.Connection
 	agent     Agent
 	listening sync.WaitGroup
-	told      chan string // what went wrong; closed when no more will be told
+	told      chan struct{} // closed when all was said of what went wrong
+	said      string        // that, after told
 }
 
 func open(streams httpstream.Connection, agent Agent) (*conn, error) {
@@ -135,7 +136,7 @@ func open(streams httpstream.Connection, agent Agent) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Stream: data, streams: streams, agent: agent, told: make(chan string, 1)}
+	c := &conn{Stream: data, streams: streams, agent: agent, told: make(chan struct{})}
 	c.listening.Go(func() { c.listen(trouble) })
 	return c, nil
 }
@@ -153,28 +154,36 @@ func (s Silent) Error() string {
 // listen ends with the connection.
 func (c *conn) listen(trouble io.Reader) {
 	const most = 4 << 10
-	defer close(c.told)
-	if said, _ := io.ReadAll(io.LimitReader(trouble, most)); len(said) > 0 {
-		c.told <- strings.TrimSpace(string(said))
-		io.Copy(io.Discard, trouble)
-	}
+	text, _ := io.ReadAll(io.LimitReader(trouble, most))
+	c.said = strings.TrimSpace(string(text))
+	close(c.told)
+	io.Copy(io.Discard, trouble)
 }
 
-// Read says why the connection ended, where that is known.
+// Read and Write say why the connection ended, where that is known.
 func (c *conn) Read(p []byte) (int, error) {
-	const patience = time.Second
 	n, err := c.Stream.Read(p)
-	if err == nil || n > 0 {
-		return n, err
+	return n, c.explain(err)
+}
+
+func (c *conn) Write(p []byte) (int, error) {
+	n, err := c.Stream.Write(p)
+	return n, c.explain(err)
+}
+
+func (c *conn) explain(err error) error {
+	const patience = time.Second
+	if err == nil {
+		return nil
 	}
 	select {
-	case why, ok := <-c.told:
-		if ok {
-			return 0, Silent{c.agent, why}
+	case <-c.told:
+		if c.said != "" {
+			return Silent{c.agent, c.said}
 		}
 	case <-time.After(patience):
 	}
-	return 0, err
+	return err
 }
 
 // Close waits for what was started.
