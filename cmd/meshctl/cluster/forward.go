@@ -32,11 +32,10 @@ func (c *Cluster) DialAgent(ctx context.Context, agent Agent) (net.Conn, error) 
 		return nil, c.noStreams(agent, err)
 	}
 	conn, err := open(streams, agent)
-	if err != nil {
-		streams.Close()
+	if _, silent := errors.AsType[Silent](err); err != nil && !silent {
 		return nil, fmt.Errorf("open a connection to %s: %w", agent, err)
 	}
-	return conn, nil
+	return conn, err
 }
 
 // streams prefers WebSockets, which pass what stands between better, to SPDY, which all servers know.
@@ -121,23 +120,26 @@ type conn struct {
 	said      string        // that, after told
 }
 
-func open(streams httpstream.Connection, agent Agent) (*conn, error) {
+func open(streams httpstream.Connection, agent Agent) (net.Conn, error) {
 	headers := http.Header{}
 	headers.Set(corev1.PortHeader, strconv.Itoa(AgentPort))
 	headers.Set(corev1.PortForwardRequestIDHeader, "0")
 	headers.Set(corev1.StreamType, corev1.StreamTypeError)
 	trouble, err := streams.CreateStream(headers)
 	if err != nil {
+		streams.Close()
 		return nil, err
 	}
 	trouble.Close() // nothing is said on it
+	c := &conn{streams: streams, agent: agent, told: make(chan struct{})}
+	c.listening.Go(func() { c.listen(trouble) })
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
-	data, err := streams.CreateStream(headers)
-	if err != nil {
+	if c.Stream, err = streams.CreateStream(headers); err != nil {
+		err = c.explain(err)
+		streams.Close()
+		c.listening.Wait()
 		return nil, err
 	}
-	c := &conn{Stream: data, streams: streams, agent: agent, told: make(chan struct{})}
-	c.listening.Go(func() { c.listen(trouble) })
 	return c, nil
 }
 
