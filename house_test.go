@@ -63,6 +63,7 @@ const imports = `
 	agent                                             < cmd/agent
 	api/mesh/v1, policy/document, policy/localservice < cmd/meshctl
 	dataplane/sim/chart                               < cmd/meshctl
+	NONE                                              < cmd/meshctl/cluster < cmd/meshctl
 	api/mesh/v1                                       < bench/demo
 	NONE                                              < bench/picks, bench/load, bench/certs, bench/capture
 	bench/certs                                       < bench/floor
@@ -87,6 +88,7 @@ func exclusive() []exclusiveImport {
 		{"github.com/google/nftables", []string{"agent/capture"}, "only capture changes what the kernel does with packets"},
 		{"github.com/vishvananda/netlink", []string{"agent/capture"}, "only capture changes routes"},
 		{"github.com/spf13/cobra", []string{"cmd/agent", "cmd/meshctl"}, "only programs have flags"},
+		{"k8s.io/client-go", []string{"agent/kube", "cmd/meshctl/cluster"}, "Kubernetes is asked in two places: by agents, and by meshctl"},
 		{"charm.land/bubbletea/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
 		{"charm.land/lipgloss/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
 		{"github.com/spiffe/go-spiffe/v2", []string{"dataplane/identity", "dataplane/identity/ca"}, "only identities are SPIFFE's"},
