@@ -171,7 +171,10 @@ func (p *Problems) Duration(path, text string, otherwise time.Duration, s Span) 
 	return d
 }
 
-var duration = regexp.MustCompile(`^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$`)
+// DurationPattern matches what durations look like.
+const DurationPattern = `^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$`
+
+var duration = regexp.MustCompile(DurationPattern)
 
 func parseDuration(text string) (time.Duration, bool) {
 	if !duration.MatchString(text) {
