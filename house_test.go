@@ -53,6 +53,7 @@ const imports = `
 	registry                                          < agent/names
 	dataplane, agent/gossip, agent/local              < agent/admin
 	registry/etcd, registry/embedded, agent/admin     < agent
+	registry                                          < agent/kube/policies < agent
 	dataplane/sockets                                 < agent/capture
 	agent/capture, agent/names                        < agent
 	agent/capture, agent/names                        < cmd/meshctl

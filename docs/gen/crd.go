@@ -145,7 +145,7 @@ func keyNeeded() rule {
 	return rule{
 		Rule: fmt.Sprintf("!has(self.balancer) || !(self.balancer in ['%s']) || has(self.consistentHash) && has(self.consistentHash.key)",
 			strings.Join(names, "', '")),
-		Message: "balancer " + strings.Join(names, " and ") + " need consistentHash.key: set one of header, cookie, path and source",
+		Message: "balancers " + strings.Join(names, " and ") + " need consistentHash.key: set one of header, cookie, path and source",
 	}
 }
 
