@@ -53,6 +53,7 @@ const imports = `
 	registry                                          < agent/names
 	dataplane, agent/gossip, agent/local              < agent/admin
 	registry/etcd, registry/embedded, agent/admin     < agent
+	registry                                          < agent/kube/policies < agent
 	dataplane/sockets                                 < agent/capture
 	agent/capture, agent/names                        < agent
 	agent/capture, agent/names                        < cmd/meshctl
@@ -93,7 +94,7 @@ func exclusive() []exclusiveImport {
 		{"charm.land/lipgloss/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
 		{"github.com/spiffe/go-spiffe/v2", []string{"dataplane/identity", "dataplane/identity/ca"}, "only identities are SPIFFE's"},
 		{"gonum.org/v1/plot", []string{"dataplane/sim/chart", "bench/proxies"}, "only simulations and measurements are drawn"},
-		{"sigs.k8s.io/yaml", []string{"policy/document", "cmd/meshctl", "agent"}, "documents are decoded in one place, strictly"},
+		{"sigs.k8s.io/yaml", []string{"policy/document", "cmd/meshctl", "agent", "docs/gen"}, "documents are decoded in one place, strictly"},
 	}
 }
 
