@@ -54,7 +54,8 @@ const imports = `
 	dataplane, agent/gossip, agent/local              < agent/admin
 	registry/etcd, registry/embedded, agent/admin     < agent
 	dataplane/sockets                                 < agent/capture
-	agent/capture, agent/names                        < agent
+	agent/capture                                     < agent/pods
+	agent/pods, agent/names                           < agent
 	agent/capture, agent/names                        < cmd/meshctl
 	dataplane/identity/ca                             < agent, cmd/meshctl
 	agent, registry/registrytest, dataplane/memnet    < agent/meshtest

@@ -15,16 +15,7 @@ import (
 
 // finder finds the network namespaces of pods by the control groups of their processes.
 type finder struct {
-	proc string      // as in /proc
-	own  fs.FileInfo // the network namespace of this process
-}
-
-func newFinder(proc string) (finder, error) {
-	own, err := os.Stat("/proc/thread-self/ns/net")
-	if err != nil {
-		return finder{}, fmt.Errorf("look at this process's network namespace: %w", err)
-	}
-	return finder{proc, own}, nil
+	proc string // as in /proc
 }
 
 // process is a process of a pod.
@@ -42,6 +33,10 @@ type found struct {
 
 // find opens the network namespaces of pods, given by their UIDs, of those that have one. All processes are looked at.
 func (f finder) find(uids map[string]bool) (map[string]found, error) {
+	own, err := os.Stat("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("look at the agent's own network namespace: %w", err)
+	}
 	processes, err := f.processes(uids)
 	if err != nil {
 		return nil, err
@@ -49,7 +44,7 @@ func (f finder) find(uids map[string]bool) (map[string]found, error) {
 	all := map[string]found{}
 	for uid, candidates := range processes {
 		for _, p := range candidates {
-			if at, ok := f.open(uid, p); ok {
+			if at, ok := f.open(uid, p, own); ok {
 				all[uid] = at
 				break
 			}
@@ -130,16 +125,16 @@ func (f finder) began(id int) uint64 {
 	return began
 }
 
-// open opens the network namespace of a process, unless it is this process's own: a container that is only just being made
-// may still be there.
-func (f finder) open(uid string, p process) (found, bool) {
+// open opens the network namespace of a process, unless it is the agent's own: a container that is only just being made may
+// still be there.
+func (f finder) open(uid string, p process, own fs.FileInfo) (found, bool) {
 	file, err := os.Open(f.path(p.id, "ns/net"))
 	if err != nil {
 		return found{}, false
 	}
 	info, err := file.Stat()
 	_, still := f.podOf(p.id, map[string]bool{uid: true}) // or another process has its number now
-	if err != nil || !still || os.SameFile(info, f.own) {
+	if err != nil || !still || os.SameFile(info, own) {
 		_ = file.Close()
 		return found{}, false
 	}

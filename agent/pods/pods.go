@@ -4,7 +4,6 @@ package pods
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -61,25 +60,18 @@ const (
 	forgetful = time.Minute            // how long the namespace of a pod is kept that has no process
 )
 
-// New checks the configuration.
-func New(cfg Config) (*Pods, error) {
+// New returns Pods that capture nothing yet. What is wrong with the configuration is said of each pod.
+func New(cfg Config) *Pods {
 	cfg.Proc = cmp.Or(cfg.Proc, "/proc")
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	cfg.Capture.Pod = true
-	if err := cfg.Capture.Validate(); err != nil {
-		return nil, fmt.Errorf("capture of pods: %w", err)
-	}
-	f, err := newFinder(cfg.Proc)
-	if err != nil {
-		return nil, err
-	}
 	return &Pods{
-		cfg: cfg, finder: f, listener: newListener(),
+		cfg: cfg, finder: finder{cfg.Proc}, listener: newListener(),
 		changed: make(chan struct{}, 1), settling: make(chan struct{}, atOnce),
 		inside: map[string]*inside{}, failed: map[string]error{},
-	}, nil
+	}
 }
 
 // Listener accepts the captured connections of all pods.

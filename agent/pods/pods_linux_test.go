@@ -202,10 +202,7 @@ func config(n *node) pods.Config {
 // start captures until the test ends, or stop is called.
 func start(t testing.TB, cfg pods.Config) (p *pods.Pods, stop func()) {
 	t.Helper()
-	p, err := pods.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p = pods.New(cfg)
 	p.SetReal([]netip.AddrPort{netip.MustParseAddrPort(front)})
 	serve(t, p.Listener(), original)
 	ctx, cancel := context.WithCancel(context.Background())
