@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/headroom-mesh/headroom/agent/admin"
 	"github.com/headroom-mesh/headroom/agent/capture"
+	"github.com/headroom-mesh/headroom/agent/kube"
 	"github.com/headroom-mesh/headroom/agent/names"
 	"github.com/headroom-mesh/headroom/agent/pods"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
@@ -40,8 +42,9 @@ type capturing struct {
 	pods *pods.Pods
 
 	mu     sync.Mutex
-	cancel context.CancelFunc // guarded by mu
-	ended  chan struct{}      // closed when it is over
+	cancel context.CancelFunc                      // guarded by mu
+	fronts map[netip.AddrPort]registry.ServiceName // guarded by mu
+	ended  chan struct{}                           // closed when it is over
 }
 
 // captured is one network namespace.
@@ -189,11 +192,37 @@ func (c *capturing) Stop(ctx context.Context) (removed []string, err error) {
 }
 
 // setPods says which pods of this node are captured.
-func (c *capturing) setPods(all []pods.Pod) { c.pods.Set(all) }
+func (c *capturing) setPods(all []kube.Pod) {
+	captured := make([]pods.Pod, len(all))
+	for i, p := range all {
+		captured[i] = pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}
+	}
+	c.pods.Set(captured)
+}
+
+// setFronts says which real addresses are captured in pods only. On the node, and in pods that are not to be captured, they lead
+// where Kubernetes says.
+func (c *capturing) setFronts(fronts map[netip.AddrPort]registry.ServiceName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fronts = fronts
+}
+
+func (c *capturing) withoutFronts(addrs []netip.AddrPort) []netip.AddrPort {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(addrs), func(at netip.AddrPort) bool {
+		_, front := c.fronts[at]
+		return front
+	})
+}
 
 // setReal says which real addresses are captured, too.
 func (c *capturing) setReal(addrs []netip.AddrPort) {
 	c.pods.SetReal(addrs)
+	if len(c.all) > 0 {
+		addrs = c.withoutFronts(addrs)
+	}
 	for _, one := range c.all {
 		if err := one.capture.SetReal(addrs); err != nil {
 			c.log.Warn("not all real addresses are captured", "err", err)
