@@ -55,7 +55,8 @@ const imports = `
 	registry/etcd, registry/embedded, agent/admin     < agent
 	registry                                          < agent/kube/policies < agent
 	dataplane/sockets                                 < agent/capture
-	agent/capture, agent/names                        < agent
+	agent/capture                                     < agent/pods
+	agent/pods, agent/names                           < agent
 	agent/capture, agent/names                        < cmd/meshctl
 	dataplane/identity/ca                             < agent, cmd/meshctl
 	agent, registry/registrytest, dataplane/memnet    < agent/meshtest

@@ -111,7 +111,9 @@ func (a *Agent) applyLocal(endpoints []registry.Endpoint) {
 // applyCluster takes in what Kubernetes says of this node.
 func (a *Agent) applyCluster(s kube.State) {
 	a.dataplane.UpdateFronts(s.Fronts)
+	a.capturing.setFronts(s.Fronts)
 	a.applyReplicas(func(r *replicas) { r.cluster, r.clusterKnown = s.Replicas, true })
+	a.capturing.setPods(s.Pods)
 	a.known.happened()
 }
 
