@@ -50,11 +50,11 @@ const imports = `
 
 	registry                                          < agent/gossip
 	registry, policy/localservice                     < agent/local
-	registry                                          < agent/names
+	registry                                          < agent/names, agent/kube
 	dataplane, agent/gossip, agent/local              < agent/admin
 	registry/etcd, registry/embedded, agent/admin     < agent
 	dataplane/sockets                                 < agent/capture
-	agent/capture, agent/names                        < agent
+	agent/capture, agent/names, agent/kube            < agent
 	agent/capture, agent/names                        < cmd/meshctl
 	dataplane/identity/ca                             < agent, cmd/meshctl
 	agent, registry/registrytest, dataplane/memnet    < agent/meshtest
