@@ -1,9 +1,14 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
+	"github.com/headroom-mesh/headroom/registry"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -62,4 +67,19 @@ func compact(cfg *rest.Config) *rest.Config {
 	cfg.ContentType = "application/vnd.kubernetes.protobuf"
 	cfg.AcceptContentTypes = cfg.ContentType + ",application/json"
 	return cfg
+}
+
+// Zone returns where a node stands, as its label says; "" if it has none.
+func Zone(ctx context.Context, client kubernetes.Interface, node registry.NodeName) (string, error) {
+	one := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, string(node)).String()}
+	found, err := client.CoreV1().Nodes().List(ctx, one)
+	if err != nil {
+		return "", fmt.Errorf("kubernetes: read node %s: %w", node, err)
+	}
+	for _, n := range found.Items {
+		if n.Name == string(node) {
+			return n.Labels[corev1.LabelTopologyZone], nil
+		}
+	}
+	return "", fmt.Errorf("kubernetes: there is no node %s: --node wants the name that it has there", node)
 }
