@@ -50,13 +50,13 @@ const imports = `
 
 	registry                                          < agent/gossip
 	registry, policy/localservice                     < agent/local
-	registry                                          < agent/names
+	registry                                          < agent/names, agent/kube
 	dataplane, agent/gossip, agent/local              < agent/admin
 	registry/etcd, registry/embedded, agent/admin     < agent
 	registry                                          < agent/kube/policies < agent
 	dataplane/sockets                                 < agent/capture
 	agent/capture                                     < agent/pods
-	agent/pods, agent/names                           < agent
+	agent/pods, agent/names, agent/kube               < agent
 	agent/capture, agent/names                        < cmd/meshctl
 	dataplane/identity/ca                             < agent, cmd/meshctl
 	agent, registry/registrytest, dataplane/memnet    < agent/meshtest
