@@ -25,28 +25,24 @@ import (
 	"github.com/headroom-mesh/headroom/registry/etcd"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 )
 
 // Agent is one node of the mesh.
 type Agent struct {
-	cfg       Config
-	registry  *etcd.Registry
-	gossip    *gossip.Gossip
-	local     *local.Local
-	dataplane *dataplane.Dataplane
-	cluster   *kube.Watcher    // nil: there is none
-	policies  *policies.Mirror // nil: there is none
-	capturing *capturing
-	names     *names.Server // nil: no names are answered
-	admin     *admin.Admin
-	identity  *identity.Source    // nil: nobody has to prove anything (--mtls off)
-	transport transport.Transport // between agents
-	metrics   *prometheus.Registry
-
-	kubernetes    kubernetes.Interface // how the cluster is reached; nil: there is none
-	kubernetesAPI *rest.Config
+	cfg        Config
+	registry   *etcd.Registry
+	gossip     *gossip.Gossip
+	local      *local.Local
+	dataplane  *dataplane.Dataplane
+	kubernetes *kube.Client     // nil: there is no cluster
+	cluster    *kube.Watcher    // nil: there is none
+	policies   *policies.Mirror // nil: there is none
+	capturing  *capturing
+	names      *names.Server // nil: no names are answered
+	admin      *admin.Admin
+	identity   *identity.Source    // nil: nobody has to prove anything (--mtls off)
+	transport  transport.Transport // between agents
+	metrics    *prometheus.Registry
 
 	snapshot atomic.Pointer[registry.Snapshot] // applied to the data plane
 	draining atomic.Bool

@@ -472,17 +472,19 @@ func TestNewClient(t *testing.T) {
 			if test.text != "" {
 				path = write(test.text)
 			}
-			client, cfg, err := NewClient(path)
+			client, err := NewClient(path)
 			if test.want == "" {
-				if err != nil || client == nil || cfg.Host != "https://10.0.0.1:6443" {
-					t.Errorf("got %v, %v", cfg, err)
+				if err != nil {
+					t.Error(err)
+				} else if at := client.Core.CoreV1().RESTClient().Get().URL().Host; at != "10.0.0.1:6443" {
+					t.Errorf("reaches %s", at)
 				}
 			} else if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("want %q, got %v", test.want, err)
 			}
 		})
 	}
-	if _, _, err := NewClient(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := NewClient(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("want that there is no such file, got %v", err)
 	}
 }
