@@ -219,7 +219,9 @@ func (c *capturing) withoutFronts(addrs []netip.AddrPort) []netip.AddrPort {
 
 // setReal says which real addresses are captured, too.
 func (c *capturing) setReal(addrs []netip.AddrPort) {
-	c.pods.SetReal(addrs)
+	if err := c.pods.SetReal(addrs); err != nil {
+		c.log.Warn("not all real addresses are captured in pods", "err", err)
+	}
 	if len(c.all) > 0 {
 		addrs = c.withoutFronts(addrs)
 	}

@@ -32,6 +32,9 @@ func (*Capture) Release() error { return errLinux }
 // SetReal fails.
 func (*Capture) SetReal([]netip.AddrPort) error { return errLinux }
 
+// ShareReal fails.
+func (*Capture) ShareReal(Real) error { return errLinux }
+
 // Status fails.
 func (*Capture) Status() (Status, error) { return Status{}, errLinux }
 

@@ -47,7 +47,7 @@ type Pods struct {
 type orders struct {
 	wanted   map[string]Pod // by UID
 	hinted   bool           // a pod that was not found may be there now
-	real     []netip.AddrPort
+	real     capture.Real
 	realNew  bool
 	released bool
 }
@@ -86,9 +86,15 @@ func (p *Pods) Set(all []Pod) {
 	p.order(func(o *orders) { o.wanted, o.hinted = wanted, true })
 }
 
-// SetReal says which real addresses are captured in every pod.
-func (p *Pods) SetReal(addrs []netip.AddrPort) {
-	p.order(func(o *orders) { o.real, o.realNew = addrs, true })
+// SetReal says which real addresses are captured in every pod. Those that can't be captured are left out, and named in the error.
+func (p *Pods) SetReal(addrs []netip.AddrPort) error {
+	real, err := capture.RealOf(addrs)
+	p.order(func(o *orders) {
+		if !real.Equal(o.real) {
+			o.real, o.realNew = real, true
+		}
+	})
+	return err
 }
 
 func (p *Pods) order(change func(*orders)) {
@@ -136,7 +142,9 @@ func (p *Pods) reconcile(ctx context.Context, entered *sync.WaitGroup, look *loo
 	o := p.take()
 	now := time.Now()
 	if o.realNew {
-		p.tellReal(o.real)
+		for _, in := range p.inside {
+			p.tell(in, o.real)
+		}
 	}
 	leaving := p.leave(o.wanted)
 	wait = lastTry
@@ -182,11 +190,9 @@ func (l *lookout) due(now time.Time, hinted bool) bool {
 	return true
 }
 
-func (p *Pods) tellReal(addrs []netip.AddrPort) {
-	for _, in := range p.inside {
-		if err := in.capture.SetReal(addrs); err != nil {
-			p.cfg.Log.Warn("not all real addresses are captured in a pod", "peer", in.pod.String(), "err", err)
-		}
+func (p *Pods) tell(in *inside, real capture.Real) {
+	if err := in.capture.ShareReal(real); err != nil {
+		p.cfg.Log.Warn("the real addresses that are captured in a pod are not what they should be", "peer", in.pod.String(), "err", err)
 	}
 }
 
@@ -286,9 +292,7 @@ func (p *Pods) enter(ctx context.Context, entered *sync.WaitGroup, o orders, mis
 			p.fail(uid, o.wanted[uid], err)
 			continue
 		}
-		if err := in.capture.SetReal(o.real); err != nil {
-			p.cfg.Log.Warn("not all real addresses are captured in a pod", "peer", in.pod.String(), "err", err)
-		}
+		p.tell(in, o.real)
 		p.start(ctx, entered, in)
 	}
 }
