@@ -168,11 +168,11 @@ func (c *capturing) Stop(ctx context.Context) (removed []string, err error) {
 	c.mu.Lock()
 	cancel := c.cancel
 	c.mu.Unlock()
-	statuses := c.pods.Status()
-	if len(c.all)+len(statuses) == 0 || cancel == nil {
-		return capture.Remove("")
+	inPods := c.pods.Status()
+	if len(c.all)+len(inPods) == 0 || cancel == nil {
+		return capture.RemoveAll("/proc")
 	}
-	for _, s := range statuses {
+	for _, s := range inPods {
 		removed = append(removed, inPlace(podNetns(s.Pod), s.Capture)...)
 	}
 	for _, one := range c.all {

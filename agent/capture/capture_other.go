@@ -41,6 +41,9 @@ func (*Capture) Status() (Status, error) { return Status{}, errLinux }
 // Remove fails.
 func Remove(string) ([]string, error) { return nil, errLinux }
 
+// RemoveAll fails.
+func RemoveAll(string) ([]string, error) { return nil, errLinux }
+
 // ListenIn fails, except in the network namespace of this process.
 func ListenIn(netns, addr string) (net.Listener, error) {
 	if netns != "" {

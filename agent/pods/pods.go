@@ -41,6 +41,7 @@ type Pods struct {
 	orders orders
 	inside map[string]*inside // by UID; only Run changes it
 	failed map[string]error   // why a pod could not be captured, by UID
+	ended  bool
 }
 
 // orders are what others want of Run.
@@ -121,6 +122,7 @@ func (p *Pods) Release() {
 // Run captures until ctx ends. That it can't in some pod is no reason to end.
 func (p *Pods) Run(ctx context.Context) error {
 	var entered sync.WaitGroup
+	defer p.finish()
 	defer entered.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -135,6 +137,12 @@ func (p *Pods) Run(ctx context.Context) error {
 		timer.Stop()
 	}
 	return nil
+}
+
+func (p *Pods) finish() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
 }
 
 // reconcile brings what is captured nearer to what should be. It returns how long it may be before it is called again.
