@@ -55,7 +55,7 @@ const imports = `
 	registry/etcd, registry/embedded, agent/admin     < agent
 	registry                                          < agent/kube/policies < agent
 	dataplane/sockets                                 < agent/capture
-	agent/capture                                     < agent/pods
+	agent/capture, dataplane/identity                 < agent/pods
 	agent/pods, agent/names, agent/kube               < agent
 	agent/capture, agent/names                        < cmd/meshctl
 	dataplane/identity/ca                             < agent, cmd/meshctl

@@ -168,11 +168,11 @@ func (c *capturing) Stop(ctx context.Context) (removed []string, err error) {
 	c.mu.Lock()
 	cancel := c.cancel
 	c.mu.Unlock()
-	statuses := c.pods.Status()
-	if len(c.all)+len(statuses) == 0 || cancel == nil {
-		return capture.Remove("")
+	inPods := c.pods.Status()
+	if len(c.all)+len(inPods) == 0 || cancel == nil {
+		return capture.RemoveAll("/proc")
 	}
-	for _, s := range statuses {
+	for _, s := range inPods {
 		removed = append(removed, inPlace(podNetns(s.Pod), s.Capture)...)
 	}
 	for _, one := range c.all {
@@ -195,7 +195,7 @@ func (c *capturing) Stop(ctx context.Context) (removed []string, err error) {
 func (c *capturing) setPods(all []kube.Pod) {
 	captured := make([]pods.Pod, len(all))
 	for i, p := range all {
-		captured[i] = pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}
+		captured[i] = pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name, ServiceAccount: p.ServiceAccount}
 	}
 	c.pods.Set(captured)
 }
@@ -219,7 +219,9 @@ func (c *capturing) withoutFronts(addrs []netip.AddrPort) []netip.AddrPort {
 
 // setReal says which real addresses are captured, too.
 func (c *capturing) setReal(addrs []netip.AddrPort) {
-	c.pods.SetReal(addrs)
+	if err := c.pods.SetReal(addrs); err != nil {
+		c.log.Warn("not all real addresses are captured in pods", "err", err)
+	}
 	if len(c.all) > 0 {
 		addrs = c.withoutFronts(addrs)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -23,7 +22,7 @@ type Capture struct {
 
 	kernel *kernel // nil: the rules are not in place
 	four   bool    // only IPv4 is captured
-	real   map[netip.AddrPort]struct{}
+	real   Real
 }
 
 // New checks the configuration. It changes nothing yet.
@@ -117,7 +116,7 @@ func (c *Capture) install(k *kernel, r *router, cgroups []cgroup) error {
 		c.four = !six // what is redirected would have nowhere to go
 	}
 	k.guard(c.cfg)
-	if err := k.fill(c.cfg, c.four, cgroups, slices.Collect(maps.Keys(c.real))); err != nil {
+	if err := k.fill(c.cfg, c.four, cgroups, c.real.sorted); err != nil {
 		return err
 	}
 	if err := k.flush(); err != nil {
@@ -235,44 +234,24 @@ func (c *Capture) uninstall(k *kernel, r *router) error {
 // SetReal says which addresses of replicas are captured though they are real. Until connections are captured this is only
 // noted. Those that can't be captured are left out, and named in the error.
 func (c *Capture) SetReal(addrs []netip.AddrPort) error {
-	want, bad := wanted(addrs)
+	real, bad := RealOf(addrs)
+	return errors.Join(c.ShareReal(real), bad)
+}
+
+// ShareReal does so with addresses that others share.
+func (c *Capture) ShareReal(want Real) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.kernel != nil {
-		if err := c.kernel.change(missing(c.real, want), missing(want, c.real)); err != nil {
-			return errors.Join(err, bad)
+		if err := c.kernel.change(c.real.without(want), want.without(c.real)); err != nil {
+			return err
 		}
 		if err := c.kernel.flush(); err != nil {
-			return errors.Join(fmt.Errorf("change the real addresses that are captured: %w", err), bad)
+			return fmt.Errorf("change the real addresses that are captured: %w", err)
 		}
 	}
 	c.real = want
-	return bad
-}
-
-func wanted(addrs []netip.AddrPort) (map[netip.AddrPort]struct{}, error) {
-	want := make(map[netip.AddrPort]struct{}, len(addrs))
-	var bad []error
-	for _, a := range addrs {
-		addr := a.Addr().Unmap().WithZone("")
-		if !addr.IsValid() || addr.IsUnspecified() || a.Port() == 0 {
-			bad = append(bad, fmt.Errorf("can't capture real address %v: want an IP address and a port", a))
-			continue
-		}
-		want[netip.AddrPortFrom(addr, a.Port())] = struct{}{}
-	}
-	return want, errors.Join(bad...)
-}
-
-// missing returns what is in a, and not in b.
-func missing(a, b map[netip.AddrPort]struct{}) []netip.AddrPort {
-	var all []netip.AddrPort
-	for addr := range a {
-		if _, ok := b[addr]; !ok {
-			all = append(all, addr)
-		}
-	}
-	return all
+	return nil
 }
 
 // left is what there is of this package's tables.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/headroom-mesh/headroom/agent/capture"
+	"github.com/headroom-mesh/headroom/dataplane/identity"
 	"github.com/headroom-mesh/headroom/dataplane/sockets"
 )
 
@@ -127,7 +128,7 @@ func (p *Pods) accept(ctx context.Context, in *inside, l net.Listener) {
 			return
 		}
 		in.taken.Add(1)
-		p.listener.hand(c)
+		p.listener.hand(identity.WorkloadConn{Conn: c, Workload: in.pod.workload()})
 	}
 }
 
@@ -138,11 +139,14 @@ type Status struct {
 	Connections uint64
 	// Capture is what is in the kernel.
 	Capture capture.Status
-	// Err is why nothing is captured.
+	// Err is why nothing is captured, unless that is over.
 	Err error
 }
 
-var errNotFound = errors.New("it has no process yet, or none that can be seen: the agent must see those of all the node (hostPID)")
+var (
+	errNotFound = errors.New("it has no process yet, or none that can be seen: the agent must see those of all the node (hostPID)")
+	errSettling = errors.New("it is about to be captured")
+)
 
 // Status tells of all pods that are to be captured, or still are, in the order of their names.
 func (p *Pods) Status() []Status {
@@ -150,13 +154,18 @@ func (p *Pods) Status() []Status {
 	held := maps.Clone(p.inside)
 	var all []Status
 	for uid, pod := range p.orders.wanted {
-		if held[uid] == nil {
+		switch {
+		case p.ended:
+			all = append(all, Status{Pod: pod})
+		case held[uid] == nil:
 			all = append(all, Status{Pod: pod, Err: cmp.Or(p.failed[uid], errNotFound)})
 		}
 	}
 	p.mu.Unlock()
 	for _, in := range held {
-		all = append(all, in.status())
+		if !in.isOver() {
+			all = append(all, in.status())
+		}
 	}
 	slices.SortFunc(all, func(a, b Status) int { return cmp.Compare(a.Pod.String(), b.Pod.String()) })
 	return all
@@ -165,5 +174,8 @@ func (p *Pods) Status() []Status {
 func (in *inside) status() Status {
 	s := Status{Pod: in.pod, Connections: in.taken.Load()}
 	s.Capture, s.Err = in.capture.Status()
+	if s.Err == nil && s.Capture.Owner == 0 {
+		s.Err = errSettling
+	}
 	return s
 }

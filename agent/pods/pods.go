@@ -11,10 +11,18 @@ import (
 	"time"
 
 	"github.com/headroom-mesh/headroom/agent/capture"
+	"github.com/headroom-mesh/headroom/dataplane/identity"
 )
 
 // Pod is a pod of this node.
-type Pod struct{ UID, Namespace, Name string }
+type Pod struct {
+	UID, Namespace, Name string
+	ServiceAccount       string // what it runs as
+}
+
+func (p Pod) workload() identity.Workload {
+	return identity.Workload{Namespace: p.Namespace, ServiceAccount: p.ServiceAccount}
+}
 
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 
@@ -41,13 +49,14 @@ type Pods struct {
 	orders orders
 	inside map[string]*inside // by UID; only Run changes it
 	failed map[string]error   // why a pod could not be captured, by UID
+	ended  bool
 }
 
 // orders are what others want of Run.
 type orders struct {
 	wanted   map[string]Pod // by UID
 	hinted   bool           // a pod that was not found may be there now
-	real     []netip.AddrPort
+	real     capture.Real
 	realNew  bool
 	released bool
 }
@@ -86,9 +95,15 @@ func (p *Pods) Set(all []Pod) {
 	p.order(func(o *orders) { o.wanted, o.hinted = wanted, true })
 }
 
-// SetReal says which real addresses are captured in every pod.
-func (p *Pods) SetReal(addrs []netip.AddrPort) {
-	p.order(func(o *orders) { o.real, o.realNew = addrs, true })
+// SetReal says which real addresses are captured in every pod. Those that can't be captured are left out, and named in the error.
+func (p *Pods) SetReal(addrs []netip.AddrPort) error {
+	real, err := capture.RealOf(addrs)
+	p.order(func(o *orders) {
+		if !real.Equal(o.real) {
+			o.real, o.realNew = real, true
+		}
+	})
+	return err
 }
 
 func (p *Pods) order(change func(*orders)) {
@@ -115,6 +130,7 @@ func (p *Pods) Release() {
 // Run captures until ctx ends. That it can't in some pod is no reason to end.
 func (p *Pods) Run(ctx context.Context) error {
 	var entered sync.WaitGroup
+	defer p.finish()
 	defer entered.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -131,12 +147,20 @@ func (p *Pods) Run(ctx context.Context) error {
 	return nil
 }
 
+func (p *Pods) finish() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+}
+
 // reconcile brings what is captured nearer to what should be. It returns how long it may be before it is called again.
 func (p *Pods) reconcile(ctx context.Context, entered *sync.WaitGroup, look *lookout) (wait time.Duration) {
 	o := p.take()
 	now := time.Now()
 	if o.realNew {
-		p.tellReal(o.real)
+		for _, in := range p.inside {
+			p.tell(in, o.real)
+		}
 	}
 	leaving := p.leave(o.wanted)
 	wait = lastTry
@@ -182,11 +206,9 @@ func (l *lookout) due(now time.Time, hinted bool) bool {
 	return true
 }
 
-func (p *Pods) tellReal(addrs []netip.AddrPort) {
-	for _, in := range p.inside {
-		if err := in.capture.SetReal(addrs); err != nil {
-			p.cfg.Log.Warn("not all real addresses are captured in a pod", "peer", in.pod.String(), "err", err)
-		}
+func (p *Pods) tell(in *inside, real capture.Real) {
+	if err := in.capture.ShareReal(real); err != nil {
+		p.cfg.Log.Warn("the real addresses that are captured in a pod are not what they should be", "peer", in.pod.String(), "err", err)
 	}
 }
 
@@ -286,9 +308,7 @@ func (p *Pods) enter(ctx context.Context, entered *sync.WaitGroup, o orders, mis
 			p.fail(uid, o.wanted[uid], err)
 			continue
 		}
-		if err := in.capture.SetReal(o.real); err != nil {
-			p.cfg.Log.Warn("not all real addresses are captured in a pod", "peer", in.pod.String(), "err", err)
-		}
+		p.tell(in, o.real)
 		p.start(ctx, entered, in)
 	}
 }

@@ -104,13 +104,15 @@ func findings(ctx context.Context, c *client) ([]finding, error) {
 		return nil, err
 	}
 	found := []finding{checkMembers(members), checkServices(services)}
-	for _, capture := range captures.Captures {
+	pods, others := podsAmong(captures.Captures)
+	for _, capture := range others {
 		found = append(found, checkRules(capture), checkShadows(capture))
 	}
-	if len(captures.Captures) == 0 {
+	found = append(found, checkPods(pods)...)
+	if len(others) == 0 && len(pods) == 0 {
 		return append(found, finding{Check: "capture", OK: true, Note: "off: applications use the proxy or --listen"}), nil
 	}
-	if s := usableService(services); s != nil {
+	if s := usableService(services); s != nil && len(others) > 0 {
 		found = append(found, checkPath(ctx, s))
 		if captures.Dns.GetMode() != "off" {
 			found = append(found, checkName(ctx, s, captures.Dns))
@@ -165,6 +167,31 @@ func checkShadows(c *meshv1.CaptureView) finding {
 		chains = append(chains, fmt.Sprintf("%s %s (priority %d)", b.Table, b.Name, b.Priority))
 	}
 	return finding{Check: where(c) + ", order", Note: "rules of others come first, and may direct connections elsewhere: " + strings.Join(chains, ", ")}
+}
+
+// checkPods says what is wrong in pods, of a few by name.
+func checkPods(pods []*meshv1.CaptureView) []finding {
+	if len(pods) == 0 {
+		return nil
+	}
+	var wrong []string
+	for _, c := range pods {
+		switch shadows := checkShadows(c); {
+		case !c.Active:
+			wrong = append(wrong, c.Netns+": "+c.Error)
+		case !shadows.OK:
+			wrong = append(wrong, c.Netns+": "+shadows.Note)
+		}
+	}
+	note := fmt.Sprintf("%d of %d captured", len(pods)-len(wrong), len(pods))
+	if len(wrong) == 0 {
+		return []finding{{Check: "pods", OK: true, Note: note}}
+	}
+	const few = 3
+	if more := len(wrong) - few; more > 0 {
+		wrong = append(wrong[:few], fmt.Sprintf("and %d more: see `meshctl capture status`", more))
+	}
+	return []finding{{Check: "pods", Note: note + "; " + strings.Join(wrong, "; ")}}
 }
 
 // usableService returns one that can be called; nil if there is none.
