@@ -15,7 +15,7 @@ import (
 // newIdentity finds out who this agent is to others, and how to connect to them.
 func (a *Agent) newIdentity() error {
 	if a.cfg.MTLS == MTLSOff {
-		a.transport = transport.Plain{}
+		a.transport = transport.Plain{Mark: a.cfg.mark()}
 		return nil
 	}
 	load, err := a.cfg.certificates(time.Now())
@@ -27,7 +27,7 @@ func (a *Agent) newIdentity() error {
 		return err
 	}
 	a.transport = transport.NewMutual(transport.MutualConfig{
-		Identity: a.identity, Permissive: a.cfg.MTLS == MTLSPermissive, NamesAt: a.namesAt, Metrics: a.metrics,
+		Identity: a.identity, Permissive: a.cfg.MTLS == MTLSPermissive, NamesAt: a.namesAt, Mark: a.cfg.mark(), Metrics: a.metrics,
 	})
 	return nil
 }

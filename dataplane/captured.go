@@ -16,6 +16,7 @@ type captured struct {
 
 	snapshot *registry.Snapshot
 	local    []registry.Endpoint
+	fronts   map[netip.AddrPort]registry.ServiceName
 	real     map[netip.AddrPort]destination
 }
 
@@ -39,11 +40,24 @@ func (c *captured) updateLocal(endpoints []registry.Endpoint) {
 	c.renewLocked()
 }
 
+func (c *captured) updateFronts(fronts map[netip.AddrPort]registry.ServiceName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fronts = fronts
+	c.renewLocked()
+}
+
 func (c *captured) renewLocked() {
 	if c.snapshot == nil {
 		return
 	}
 	c.real = map[netip.AddrPort]destination{}
+	for at, name := range c.fronts {
+		// One without replicas is left to whoever serves the address without a mesh.
+		if s := c.snapshot.Services[name]; s != nil && len(s.Endpoints) > 0 {
+			c.real[at] = destination{service: name}
+		}
+	}
 	for _, e := range c.local {
 		if s := c.snapshot.Services[e.Service]; s != nil && s.Policy.CaptureInbound && isReal(e) {
 			c.real[e.Address] = destination{replica: e.ID()}
@@ -65,6 +79,12 @@ func (c *captured) renewLocked() {
 func isReal(e registry.Endpoint) bool {
 	a := e.Address.Addr()
 	return a.IsValid() && !a.IsLoopback() && !a.IsUnspecified()
+}
+
+// UpdateFronts replaces the addresses that stand for services elsewhere than in the mesh, such as those that Kubernetes gives
+// them: connections to them go where the service's own go.
+func (d *Dataplane) UpdateFronts(fronts map[netip.AddrPort]registry.ServiceName) {
+	d.captured.updateFronts(fronts)
 }
 
 // CapturedAddresses returns the real addresses whose connections should be brought here.

@@ -35,6 +35,8 @@ func TestRoutesByHost(t *testing.T) {
 	m := newMesh(t, "a", "b")
 	m.serve("web", "b", name("web"))
 	m.serve("shop", "a", name("shop"))
+	m.serve("cart.shop", "b", name("cart"))
+	m.serve("grpc.cart.shop", "b", name("grpc of cart"))
 	for _, test := range []struct{ target, host, want string }{
 		{"/", "web.mesh", "web"},
 		{"/", "shop.mesh", "shop"},
@@ -45,6 +47,11 @@ func TestRoutesByHost(t *testing.T) {
 		{"http://web.mesh/", "shop.mesh", "web"}, // RFC 9112 §3.2.2
 		{"http://web.mesh:8080/", "web.mesh:8080", "web"},
 		{"http://Web.Mesh.", "web.mesh", "web"},
+		{"/", "cart.shop.mesh", "cart"},
+		{"/", "cart.shop", "cart"}, // as in Kubernetes
+		{"/", "cart.shop.svc", "cart"},
+		{"/", "Cart.Shop.SVC.cluster.local.:80", "cart"},
+		{"/", "grpc.cart.shop.svc.cluster.local", "grpc of cart"},
 	} {
 		c := m.nodes["a"].dial(t)
 		c.send("GET " + test.target + " HTTP/1.1\r\nHost: " + test.host + "\r\n\r\n")
@@ -76,7 +83,10 @@ func TestRefusals(t *testing.T) {
 		{"POST / HTTP/1.1\r\nHost: empty.mesh\r\nContent-Length: 3\r\n\r\nabc", fault.NoEndpoints},
 		{"GET / HTTP/1.1\r\nHost: ill.mesh\r\n\r\n", fault.NoneReady},
 		{"GET / HTTP/1.1\r\nHost: leaving.mesh\r\n\r\n", fault.NoneReady},
+		{"GET / HTTP/1.1\r\nHost: nosuch.shop.svc\r\n\r\n", fault.UnknownService},
 		{"GET / HTTP/1.1\r\nHost: web\r\n\r\n", fault.NotMesh},
+		{"GET / HTTP/1.1\r\nHost: nosuch.shop\r\n\r\n", fault.NotMesh},
+		{"GET / HTTP/1.1\r\nHost: web.svcs.example\r\n\r\n", fault.NotMesh},
 		{"GET / HTTP/1.1\r\nHost: .mesh\r\n\r\n", fault.NotMesh},
 		{"GET / HTTP/1.1\r\nHost: \r\n\r\n", fault.NotMesh},
 		{"GET / HTTP/1.1\r\nHost: 127.0.0.1:80\r\n\r\n", fault.NotMesh},

@@ -60,8 +60,8 @@ func VirtualRanges(ipv4, ipv6 netip.Prefix) (netip.Prefix, netip.Prefix) {
 
 // Validate reports whether the name may be part of a key.
 func (n ServiceName) Validate() error {
-	if !document.IsLabel(string(n)) {
-		return fmt.Errorf("service %q: want a DNS label (a-z, 0-9 and '-' inside, 63 characters at most)", string(n))
+	if !document.IsServiceName(string(n)) {
+		return fmt.Errorf("service %q: want %s", string(n), document.ServiceNames)
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 )
 
 type (
-	// ServiceName is a DNS label: requests name the service as NAME.mesh.
+	// ServiceName is a DNS label, or up to three with dots between them: requests name the service as NAME.mesh.
 	ServiceName string
 	// NodeName is unique among the agents of a mesh.
 	NodeName string

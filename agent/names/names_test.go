@@ -23,13 +23,15 @@ import (
 	"github.com/headroom-mesh/headroom/registry"
 )
 
-// lookup knows three services: web with both families, old and new with one each.
+// lookup knows four services: web with both families, the others with one.
 func lookup(service registry.ServiceName) (ipv4, ipv6 netip.Addr, found bool) {
 	switch service {
 	case "web":
 		return netip.MustParseAddr("240.0.0.1"), netip.MustParseAddr("fd00::1"), true
 	case "old":
 		return netip.MustParseAddr("240.0.0.2"), netip.Addr{}, true
+	case "cart.shop":
+		return netip.MustParseAddr("240.0.0.9"), netip.Addr{}, true
 	case "new":
 		return netip.Addr{}, netip.MustParseAddr("fd00::3"), true
 	}
@@ -231,6 +233,10 @@ func TestAnswers(t *testing.T) {
 		{"mesh.", dns.TypeSOA, "NOERROR aa | mesh. 1 IN SOA mesh. hostmaster.mesh. 1 60 10 600 1"},
 		{"mesh.", dns.TypeAXFR, "REFUSED"},
 
+		{"cart.shop.mesh.", dns.TypeA, "NOERROR aa | cart.shop.mesh. 5 IN A 240.0.0.9"},
+		{"_http._tcp.cart.shop.mesh.", dns.TypeSRV, "NOERROR aa | _http._tcp.cart.shop.mesh. 5 IN SRV 0 0 80 cart.shop.mesh." +
+			" | + cart.shop.mesh. 5 IN A 240.0.0.9"},
+		{"shop.mesh.", dns.TypeA, nowhere},
 		{"_http._tcp.web.mesh.", dns.TypeSRV, "NOERROR aa | _http._tcp.web.mesh. 5 IN SRV 0 0 80 web.mesh." +
 			" | + web.mesh. 5 IN A 240.0.0.1 | + web.mesh. 5 IN AAAA fd00::1"},
 		{"_HTTPS._tcp.Old.mesh.", dns.TypeSRV, "NOERROR aa | _HTTPS._tcp.Old.mesh. 5 IN SRV 0 0 443 Old.mesh. | + Old.mesh. 5 IN A 240.0.0.2"},

@@ -123,9 +123,10 @@ func (z zone) fillRecords(out *dns.Msg, q dns.Question, labels []string) bool {
 	if len(labels) == 0 {
 		return true
 	}
-	last := len(labels) - 1
-	service, before := registry.ServiceName(strings.ToLower(labels[last])), labels[:last]
-	if service.Validate() != nil || len(before) > 2 || slices.ContainsFunc(before, isPlain) {
+	first := max(slices.IndexFunc(labels, isPlain), 0)
+	before := labels[:first]
+	service := registry.ServiceName(strings.ToLower(strings.Join(labels[first:], ".")))
+	if service.Validate() != nil || len(before) > 2 {
 		return false
 	}
 	ipv4, ipv6, found := z.lookup(service)

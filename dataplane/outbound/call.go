@@ -69,12 +69,15 @@ type byName struct{ *Outbound }
 func (r byName) Begin(h relay.Head, now time.Time) relay.Call {
 	c := r.call(h, now)
 	authority := h.Authority(c.read[:0])
-	if name, ok := serviceOf(authority); !ok {
-		c.refusal = fault.New(fault.NotMesh, "host %q is not SERVICE.%s", authority, Domain)
-	} else if c.service = (*r.services.Load())[registry.ServiceName(name)]; c.service == nil {
-		c.refusal = r.unknown(registry.ServiceName(name))
-	} else {
+	name, ours := serviceOf(authority)
+	c.service = (*r.services.Load())[registry.ServiceName(name)]
+	switch {
+	case c.service != nil:
 		c.service.use(now)
+	case ours:
+		c.refusal = r.unknown(registry.ServiceName(name))
+	default:
+		c.refusal = fault.New(fault.NotMesh, "host %q is not SERVICE.%s", authority, Domain)
 	}
 	return c
 }
@@ -108,8 +111,9 @@ func (o *Outbound) unknown(name registry.ServiceName) *fault.Error {
 	return fault.New(fault.UnknownService, "no service %q is registered; `meshctl services` lists those that are", name)
 }
 
-// serviceOf returns the service that an authority names, in authority's own memory.
-func serviceOf(authority []byte) (name []byte, ok bool) {
+// serviceOf returns the service that an authority names, in authority's own memory: SERVICE.mesh, or NAME.NAMESPACE as in
+// Kubernetes, with .svc and the cluster's domain or without. Ours are those names that can be nobody else's.
+func serviceOf(authority []byte) (name []byte, ours bool) {
 	if colon := bytes.LastIndexByte(authority, ':'); colon >= 0 {
 		authority = authority[:colon]
 	}
@@ -119,9 +123,20 @@ func serviceOf(authority []byte) (name []byte, ok bool) {
 		}
 	}
 	authority = bytes.TrimSuffix(authority, []byte("."))
-	name, ok = bytes.CutSuffix(authority, []byte("."+Domain))
-	return name, ok && len(name) > 0
+	if name, ours = bytes.CutSuffix(authority, []byte("."+Domain)); ours {
+		return name, len(name) > 0
+	}
+	if svc := bytes.Index(authority, []byte(".svc")); svc > 0 && isEndOf(authority[svc+len(".svc"):]) {
+		return authority[:svc], true
+	}
+	if bytes.IndexByte(authority, '.') > 0 {
+		return authority, false
+	}
+	return nil, false
 }
+
+// isEndOf reports whether a name's label ends where rest begins.
+func isEndOf(rest []byte) bool { return len(rest) == 0 || rest[0] == '.' }
 
 // Waits reports whether the rule asks replicas before it places a request.
 func (c *call) Waits() bool { return c.service != nil && c.service.balancer.Load().Asks() }

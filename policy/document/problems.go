@@ -41,9 +41,8 @@ type Document interface {
 func (p *Problems) Head(d Document, apiVersion, kind string) {
 	p.constant("apiVersion", d.GetApiVersion(), apiVersion)
 	p.constant("kind", d.GetKind(), kind)
-	if name := d.GetMetadata().GetName(); !IsLabel(name) {
-		p.Add("metadata.name", "want the name of a service, which is a DNS label "+
-			"(a-z, 0-9 and '-' inside, 63 characters at most), got %s", quote(name))
+	if name := d.GetMetadata().GetName(); !IsServiceName(name) {
+		p.Add("metadata.name", "want the name of a service, which is "+ServiceNames+", got %s", quote(name))
 	}
 	if v := d.GetMetadata().GetResourceVersion(); v != "" && !isRevision(v) {
 		p.Add("metadata.resourceVersion", "want the revision that was read, a whole number, or nothing, got %s", quote(v))
@@ -58,8 +57,23 @@ func (p *Problems) constant(path, got, want string) {
 
 var label = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// IsLabel reports whether name is a DNS label, as names of services must be.
+// IsLabel reports whether name is a DNS label.
 func IsLabel(name string) bool { return label.MatchString(name) }
+
+// ServiceNames says in words what IsServiceName wants.
+const ServiceNames = "a DNS label (a-z, 0-9 and '-' inside, 63 characters at most), or up to three with dots between them"
+
+// IsServiceName reports whether a service may have the name. Those of Kubernetes are called NAME.NAMESPACE, and one port of
+// them PORT.NAME.NAMESPACE.
+func IsServiceName(name string) bool {
+	labels := 0
+	for l := range strings.SplitSeq(name, ".") {
+		if labels++; !IsLabel(l) {
+			return false
+		}
+	}
+	return labels <= 3
+}
 
 func isRevision(s string) bool {
 	n, err := strconv.ParseInt(s, 10, 64)

@@ -24,7 +24,8 @@ const (
 // Metadata names a document, in the Kubernetes manner.
 type Metadata struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the service that the document is about: a DNS label (a-z, 0-9 and '-', 63 characters at most).
+	// Name of the service that the document is about: a DNS label (a-z, 0-9 and '-', 63 characters at most), or up to
+	// three with dots between them.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Revision at which the document was last written. The store sets it. A write that carries one succeeds only if
 	// nobody has written the document since; "0" means that the document must not exist yet; without one, the write
