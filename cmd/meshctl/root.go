@@ -34,7 +34,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 		"agent to ask: HOST:PORT or unix:///PATH; the environment variable HEADROOM_AGENT changes the default")
 	root.PersistentFlags().Lookup("agent").DefValue = defaultAgent
 	root.AddCommand(
-		a.services(), a.endpoints(), a.members(), a.register(), a.deregister(), a.policy(), a.top(), a.capture(), a.check(), a.ca(), a.simulate(), version(), docs())
+		a.services(), a.endpoints(), a.members(), a.register(), a.deregister(), a.policy(), a.top(), a.capture(), a.check(), a.ca(), a.simulate(), a.call(), a.echo(), version(), docs())
 	root.SetHelpCommand(help())
 	a.noteRun(root)
 	return root
