@@ -65,7 +65,7 @@ link_control() {
 link_node() {
   local switch=$name-control
   ip -n "$switch" link del "node$2" 2>/dev/null || true # of a node that lost its power
-  ip -n "$switch" link add "node$2" type veth peer name eth0 netns "$1"
+  ip -n "$switch" link add "node$2" type veth peer name eth0 address "02:00:00:00:00:0$2" netns "$1" # as after a boot, the address is the same
   ip -n "$switch" link set "node$2" master br0 up
   ip -n "$1" link set eth0 up
   address "$1" eth0 "$((10 + $2))"

@@ -86,7 +86,7 @@ if [ "$machine" = control ]; then
 else
   n=${machine#node}
   mkdir -p /etc/cni/net.d
-  sed "s/NODE/$n/" /run/kube/etc/pods.conflist >/etc/cni/net.d/pods.conflist
+  sed "s/NODE/$n/g" /run/kube/etc/pods.conflist >/etc/cni/net.d/pods.conflist
   keep containerd --config /run/kube/etc/containerd.toml
   until [ -S /run/containerd/containerd.sock ]; do sleep 0.1; done
   keep kubelet --config /run/kube/etc/kubelet.yaml --kubeconfig "$pki/$machine.kubeconfig" --hostname-override "$machine" \
