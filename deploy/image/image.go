@@ -112,7 +112,8 @@ func layer(files []file) ([]byte, error) {
 		}
 		errs = append(errs, add(w, f.path[1:], f.mode, f.content))
 	}
-	return b.Bytes(), errors.Join(append(errs, w.Close())...)
+	err := errors.Join(append(errs, w.Close())...)
+	return b.Bytes(), err
 }
 
 // parents returns the folders above a path, the highest first.
@@ -228,7 +229,8 @@ func compress(content []byte) ([]byte, error) {
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b) // whose header has no time
 	_, err := io.Copy(w, bytes.NewReader(content))
-	return b.Bytes(), errors.Join(err, w.Close())
+	err = errors.Join(err, w.Close())
+	return b.Bytes(), err
 }
 
 // finish names the image of all platforms, and returns its digest.
