@@ -12,6 +12,7 @@ import (
 
 	"github.com/headroom-mesh/headroom/agent/admin"
 	"github.com/headroom-mesh/headroom/agent/gossip"
+	"github.com/headroom-mesh/headroom/agent/kube"
 	"github.com/headroom-mesh/headroom/agent/local"
 	"github.com/headroom-mesh/headroom/agent/names"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
@@ -32,6 +33,7 @@ type Agent struct {
 	gossip    *gossip.Gossip
 	local     *local.Local
 	dataplane *dataplane.Dataplane
+	cluster   *kube.Watcher // nil: there is none
 	capturing *capturing
 	names     *names.Server // nil: no names are answered
 	admin     *admin.Admin
@@ -42,11 +44,14 @@ type Agent struct {
 	snapshot atomic.Pointer[registry.Snapshot] // applied to the data plane
 	draining atomic.Bool
 	mesh     first // snapshot was applied
-	own      first // set of the replicas of this node was
+	own      first // set of the replicas that files declare on this node was
+	known    first // what Kubernetes says of this node is
 
-	// advertising guards the fields below.
 	advertising sync.Mutex
-	left        bool // the registry: nothing is to be announced any more
+	// advertising guards the fields below.
+
+	replicas replicas // of this node
+	left     bool     // the registry: nothing is to be announced any more
 }
 
 // New checks the configuration and puts the agent together. Nothing runs before Run.
@@ -58,11 +63,11 @@ func New(cfg Config) (*Agent, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder for the agent's data: %w; choose another with --data-dir", err)
 	}
-	a := &Agent{cfg: cfg, metrics: prometheus.NewRegistry(), mesh: newFirst(), own: newFirst()}
+	a := &Agent{cfg: cfg, metrics: prometheus.NewRegistry(), mesh: newFirst(), own: newFirst(), known: newFirst()}
 	a.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.snapshot.Store(&registry.Snapshot{})
-	// All problems at once; only the last part needs the others.
-	if err := errors.Join(a.newRegistry(), a.newGossip(), a.newLocal(), a.newIdentity(), a.newDataplane(), a.newCapturing(), a.newNames()); err != nil {
+	// All problems at once; only the last part needs the others, and all may need the zone.
+	if err := errors.Join(a.newCluster(), a.newRegistry(), a.newGossip(), a.newLocal(), a.newIdentity(), a.newDataplane(), a.newCapturing(), a.newNames()); err != nil {
 		return nil, err
 	}
 	return a, a.newAdmin()
@@ -214,18 +219,6 @@ func (a *Agent) apply(s *registry.Snapshot) {
 	a.snapshot.Store(s)
 	a.capturing.setReal(a.dataplane.CapturedAddresses())
 	a.mesh.happened()
-}
-
-// applyLocal takes in the replicas of this node: first where they are delivered to, then where they are announced.
-func (a *Agent) applyLocal(endpoints []registry.Endpoint) {
-	a.dataplane.UpdateLocal(endpoints)
-	a.capturing.setReal(a.dataplane.CapturedAddresses())
-	a.own.happened()
-	a.advertising.Lock()
-	defer a.advertising.Unlock()
-	if !a.left {
-		a.registry.Advertise(endpoints)
-	}
 }
 
 // withdraw takes the replicas of this node out of the registry for good: they may still change while the last requests

@@ -119,6 +119,12 @@ type Config struct {
 	// DNSUpstreams are the resolvers for all other names. Default: those of the node.
 	DNSUpstreams []netip.AddrPort
 
+	// Kubernetes says that this is a node of a cluster: services, this node's replicas and the pods to capture are those that
+	// Kubernetes has. Default: they are not.
+	Kubernetes bool
+	// Kubeconfig is a file that says how to reach the API server. Default: what Kubernetes gives every pod.
+	Kubeconfig string
+
 	// Services is a folder of LocalService files to watch. Default none.
 	Services string
 	// DataDir holds what must outlive the agent: registrations and the last snapshot of the registry. Default: a
@@ -265,6 +271,9 @@ func (c Config) Validate() error {
 	plain := func(member string) bool { return strings.HasPrefix(member, "http://") }
 	if (c.EtcdCA != "" || c.EtcdCert != "") && (len(c.Etcd) == 0 || slices.ContainsFunc(c.Etcd, plain)) {
 		problem("--etcd-ca, --etcd-cert and --etcd-key: want --etcd members with https://, or as HOST:PORT")
+	}
+	if c.Kubeconfig != "" && !c.Kubernetes {
+		problem("--kubeconfig %s: want --kubernetes, too", c.Kubeconfig)
 	}
 	problems = append(problems, c.validateMTLS(), c.validateCapture())
 	for flag, d := range map[string]time.Duration{"--drain-delay": c.DrainDelay, "--drain-timeout": c.DrainTimeout} {

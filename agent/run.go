@@ -45,6 +45,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		parts.run(a.identity.Run)
 	}
 	parts.run(func(ctx context.Context) error { return a.local.Run(ctx, a.applyLocal) })
+	if a.cluster != nil {
+		parts.run(func(ctx context.Context) error { return a.cluster.Run(ctx, a.applyCluster) })
+	}
 	parts.run(func(ctx context.Context) error { return a.admin.Run(ctx, claimed.admin) })
 	a.orient(ctx)
 	traffic.run(func(ctx context.Context) error {
@@ -71,7 +74,7 @@ func (a *Agent) Run(ctx context.Context) error {
 func (a *Agent) orient(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, orientation)
 	defer cancel()
-	for _, known := range []first{a.own, a.mesh} {
+	for _, known := range []first{a.own, a.mesh, a.known} {
 		select {
 		case <-known.done:
 		case <-ctx.Done():
@@ -84,6 +87,7 @@ func (a *Agent) orient(ctx context.Context) {
 func (a *Agent) farewell(ctx context.Context) {
 	a.draining.Store(true)
 	a.local.Drain()
+	a.applyReplicas(func(r *replicas) { r.draining = true })
 	time.Sleep(a.cfg.DrainDelay)
 	a.withdraw()
 	var leaving sync.WaitGroup

@@ -168,6 +168,9 @@ func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	f.StringSliceVar(&cfg.DNSSuffixes, "dns-suffix", nil, "`NAME` that ends the names of services: SERVICE.NAME (default mesh)")
 	f.Var((*addresses)(&cfg.DNSUpstreams), "dns-upstream", "`IP:PORT` of resolvers for all other names (default: those of the node)")
 
+	f.BoolVar(&cfg.Kubernetes, "kubernetes", false, "take services, replicas of this node, and pods to capture, from Kubernetes")
+	f.StringVar(&cfg.Kubeconfig, "kubeconfig", "", "`FILE` that says how to reach the API server (default: what Kubernetes gives every pod)")
+
 	f.StringVar(&cfg.Services, "services", "", "`DIR` of LocalService files, watched")
 	f.StringVar(&cfg.DataDir, "data-dir", "", "`DIR` for what outlives the agent (default /var/lib/headroom/NODE, or ~/.local/state/headroom/NODE)")
 

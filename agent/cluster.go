@@ -1,0 +1,88 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/headroom-mesh/headroom/agent/kube"
+	"github.com/headroom-mesh/headroom/registry"
+)
+
+// zoneTimeout bounds how long the start waits for Kubernetes to say where the node stands.
+const zoneTimeout = 5 * time.Second
+
+// newCluster makes what follows Kubernetes, if the agent is to.
+func (a *Agent) newCluster() error {
+	if !a.cfg.Kubernetes {
+		a.replicas.clusterKnown = true
+		a.known.happened()
+		return nil
+	}
+	client, _, err := kube.NewClient(a.cfg.Kubeconfig)
+	if err != nil {
+		return fmt.Errorf("--kubernetes: %w", err)
+	}
+	if a.cfg.Zone == "" {
+		ctx, cancel := context.WithTimeout(context.Background(), zoneTimeout)
+		defer cancel()
+		if a.cfg.Zone, err = kube.Zone(ctx, client, a.cfg.Node); err != nil {
+			a.cfg.Log.Warn("the zone of this node is not known", "err", err)
+		}
+	}
+	a.cluster, err = kube.New(kube.Config{Node: a.cfg.Node, Mesh: a.cfg.Mesh, Client: client, Log: a.cfg.Log, Metrics: a.metrics})
+	return inFlags("kube", map[string]string{"node": "--node", "mesh": "--mesh"}, err)
+}
+
+// replicas are those of this node, by who declares them.
+type replicas struct {
+	local, cluster           []registry.Endpoint
+	localKnown, clusterKnown bool // whether they have declared theirs yet
+	draining                 bool
+}
+
+// all returns them together. What a file says of one counts for more than what Kubernetes says.
+func (r replicas) all() []registry.Endpoint {
+	all := slices.Clone(r.local)
+	known := map[registry.EndpointID]bool{}
+	for _, e := range all {
+		known[e.ID()] = true
+	}
+	for _, e := range r.cluster {
+		if r.draining {
+			e.State = registry.Draining
+		}
+		if !known[e.ID()] {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// applyLocal takes in the replicas that files declare.
+func (a *Agent) applyLocal(endpoints []registry.Endpoint) {
+	a.applyReplicas(func(r *replicas) { r.local, r.localKnown = endpoints, true })
+	a.own.happened()
+}
+
+// applyCluster takes in what Kubernetes says of this node.
+func (a *Agent) applyCluster(s kube.State) {
+	a.dataplane.UpdateFronts(s.Fronts)
+	a.applyReplicas(func(r *replicas) { r.cluster, r.clusterKnown = s.Replicas, true })
+	a.known.happened()
+}
+
+// applyReplicas takes in the replicas of this node: first where they are delivered to, then where they are announced. They are
+// not announced before all are known: those of the agent that was here before would be gone for a moment.
+func (a *Agent) applyReplicas(change func(*replicas)) {
+	a.advertising.Lock()
+	defer a.advertising.Unlock()
+	change(&a.replicas)
+	all := a.replicas.all()
+	a.dataplane.UpdateLocal(all)
+	a.capturing.setReal(a.dataplane.CapturedAddresses())
+	if !a.left && a.replicas.localKnown && a.replicas.clusterKnown {
+		a.registry.Advertise(all)
+	}
+}

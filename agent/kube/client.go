@@ -1,0 +1,85 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/headroom-mesh/headroom/registry"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// NewClient returns a client of the API server, and how it is reached, for other clients. kubeconfig is a file; "" stands for
+// what Kubernetes gives every pod.
+func NewClient(kubeconfig string) (*kubernetes.Clientset, *rest.Config, error) {
+	cfg, err := restConfig(kubeconfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.UserAgent = "headroom"
+	client, err := kubernetes.NewForConfig(compact(cfg))
+	if err != nil {
+		return nil, nil, fmt.Errorf("kubernetes: make a client: %w", err)
+	}
+	return client, cfg, nil
+}
+
+func restConfig(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig == "" {
+		return inCluster()
+	}
+	file, err := clientcmd.LoadFromFile(kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
+	}
+	if err := clientcmd.ResolveLocalPaths(file); err != nil { // those of certificates are relative to the file
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
+	}
+	cfg, err := clientcmd.NewDefaultClientConfig(*file, nil).ClientConfig()
+	switch {
+	case clientcmd.IsEmptyConfig(err):
+		return nil, fmt.Errorf("kubeconfig %s: names no cluster: want a current-context with a cluster and a user", kubeconfig)
+	case err != nil:
+		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
+	}
+	return cfg, nil
+}
+
+func inCluster() (*rest.Config, error) {
+	cfg, err := rest.InClusterConfig()
+	switch {
+	case errors.Is(err, rest.ErrNotInCluster):
+		return nil, errors.New("not in a cluster: give --kubeconfig")
+	case err != nil:
+		return nil, fmt.Errorf("in a cluster, but without the token of a service account (is automountServiceAccountToken off?): %w", err)
+	}
+	return cfg, nil
+}
+
+// compact asks for protocol buffers, which cost both ends less than JSON. What custom resources are read with can't have them.
+func compact(cfg *rest.Config) *rest.Config {
+	cfg = rest.CopyConfig(cfg)
+	cfg.ContentType = "application/vnd.kubernetes.protobuf"
+	cfg.AcceptContentTypes = cfg.ContentType + ",application/json"
+	return cfg
+}
+
+// Zone returns where a node stands, as its label says; "" if it has none.
+func Zone(ctx context.Context, client kubernetes.Interface, node registry.NodeName) (string, error) {
+	one := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, string(node)).String()}
+	found, err := client.CoreV1().Nodes().List(ctx, one)
+	if err != nil {
+		return "", fmt.Errorf("kubernetes: read node %s: %w", node, err)
+	}
+	for _, n := range found.Items {
+		if n.Name == string(node) {
+			return n.Labels[corev1.LabelTopologyZone], nil
+		}
+	}
+	return "", fmt.Errorf("kubernetes: there is no node %s: --node wants the name that it has there", node)
+}
