@@ -45,10 +45,10 @@ bench-picks: ## measure what a pick costs, with one processor and with two conte
 bench-capture: build ## measure what it costs to be captured: connections and bytes, beside a direct way (as root)
 	@go run ./bench/capture
 
-kube-up: ## run Kubernetes with two nodes on this machine, as root (first builds it: 7 to 15 minutes)
+kube-up: deps ## run Kubernetes with two nodes on this machine, as root (first builds it: 7 to 15 minutes)
 	@test/kube/cluster.sh up
 
-kube-test: ## test the chart there; with KUBECONFIG set, on a cluster that is up
+kube-test: deps ## test the chart there; with KUBECONFIG set, on a cluster that is up
 	@cd test/kube && go test -tags kube -count=1 -timeout 30m .
 
 kube-down: ## stop it, and remove all but what was built

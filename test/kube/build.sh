@@ -37,14 +37,15 @@ build_cluster() {
 containers() {
   (
     cd "$unpacked"
-    apt-get download -qq containerd runc containernetworking-plugins ||
-      { echo "build.sh: containerd, runc and containernetworking-plugins come from Debian's packages: run apt-get update first" >&2 && exit 1; }
+    download || { apt-get update -qq && download; }
     for package in *.deb; do dpkg -x "$package" .; done
-  )
+  ) || { echo "build.sh: cannot get containerd, runc and containernetworking-plugins, which are packages of Debian" >&2 && return 1; }
   cp "$unpacked"/usr/bin/{containerd,containerd-shim-runc-v2,ctr} "$unpacked/usr/sbin/runc" "$1/"
   mkdir "$1/cni"
   cp "$unpacked"/usr/lib/cni/{bridge,host-local,loopback} "$1/cni/"
 }
+
+download() { apt-get -o APT::Sandbox::User=root download -qq containerd runc containernetworking-plugins; }
 
 # schemas names Kubernetes' OpenAPI documents as kubectl-validate --local-schemas wants them.
 schemas() {
@@ -61,7 +62,7 @@ build_checks() {
   build -o "$1/" tool
 }
 
-build() { CGO_ENABLED=0 GOCACHE=$unpacked/go nice -n 19 go build -trimpath "$@"; }
+build() { CGO_ENABLED=0 GOCACHE=$unpacked/go nice -n 19 go build -trimpath -buildvcs=false "$@"; }
 
 files=$(sources)
 folder=$cache/$what-$(cat $files | sha256sum | cut -c1-16)
@@ -69,7 +70,8 @@ mkdir -p "$cache"
 exec 8>"$cache/$what.lock"
 flock 8
 if [ ! -d "$folder" ]; then
-  unpacked=$(mktemp -d "$cache/build.XXXXXX")
+  rm -rf "$cache/build-$what".* # of a build that was killed
+  unpacked=$(mktemp -d "$cache/build-$what.XXXXXX")
   trap 'rm -rf "$unpacked"' EXIT
   echo "building $folder; see build.sh for how long that takes" >&2
   mkdir "$unpacked/done"

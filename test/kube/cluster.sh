@@ -10,14 +10,16 @@
 #   cluster.sh load IMAGE.tar...   gives images (docker-archive or OCI) to the nodes that run
 #   cluster.sh exec MACHINE CMD... runs a command on a machine
 #
-# Environment: NODES is how many nodes there are (2), CLUSTER tells clusters on the same machine apart (0, up to 9).
+# Environment: NODES is how many nodes a new cluster gets (2, up to 9), CLUSTER tells clusters on the same machine apart
+# (0, up to 9).
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 id=${CLUSTER:-0}
-nodes=${NODES:-2}
 name=headroom-kube$id
 state=${XDG_CACHE_HOME:-$HOME/.cache}/headroom-kube/cluster$id
+nodes=$(cat "$state/nodes" 2>/dev/null || echo "${NODES:-2}")
+patience=180 # seconds, for what takes five on a machine with nothing else to do
 
 fail() {
   echo "kube: $*" >&2
@@ -27,7 +29,7 @@ fail() {
 # until_true SECONDS CMD... repeats a command until it succeeds.
 until_true() {
   local deadline=$((SECONDS + $1))
-  until "${@:2}" >/dev/null 2>&1; do
+  until ("${@:2}") >/dev/null 2>&1; do
     ((SECONDS < deadline)) || return 1
     sleep 0.2
   done
@@ -38,6 +40,8 @@ process() {
   local pid
   pid=$(cat "$state/$1/pid" 2>/dev/null) && grep -qs "$state" "/proc/$pid/cmdline" && echo "$pid"
 }
+
+ended() { ! process "$1"; }
 
 # --- network: the control plane's machine is the switch, 172.30.0.1; node N is 172.30.0.10+N, and its pods 10.244.N.0/24.
 
@@ -65,7 +69,8 @@ link_control() {
 link_node() {
   local switch=$name-control
   ip -n "$switch" link del "node$2" 2>/dev/null || true # of a node that lost its power
-  ip -n "$switch" link add "node$2" type veth peer name eth0 address "02:00:00:00:00:0$2" netns "$1" # as after a boot, the address is the same
+  # A boot doesn't change the address of a network card, so that neighbours need not notice.
+  ip -n "$switch" link add "node$2" type veth peer name eth0 address "02:00:00:00:00:0$2" netns "$1"
   ip -n "$switch" link set "node$2" master br0 up
   ip -n "$1" link set eth0 up
   address "$1" eth0 "$((10 + $2))"
@@ -115,15 +120,18 @@ make_cgroups() {
 remove_cgroups() {
   local dir
   while read -r dir; do
-    until_true 10 eval "! [ -d '$dir' ] || { find '$dir' -depth -type d -exec rmdir {} + ; }" || fail "cannot remove $dir: $(cat "$dir/cgroup.procs")"
+    until_true 10 remove_tree "$dir" || fail "cannot remove $dir: processes $(xargs <"$dir/cgroup.procs") are in it"
   done <"$state/$1/cgroups"
   rm "$state/$1/cgroups"
 }
 
+remove_tree() { [ ! -d "$1" ] || find "$1" -depth -type d -exec rmdir {} +; }
+
 # --- machines
 
+known() { [[ $1 = control || $1 =~ ^node[1-$nodes]$ ]] || fail "there is no machine '$1': it is control, or node1 to node$nodes"; }
+
 start() {
-  [[ $1 =~ ^(control|node[1-9])$ ]] || fail "there is no machine '$1': it is control, or node1 to node$nodes"
   [ -d "$state/etc" ] || fail "there is no cluster: cluster.sh up makes it"
   process "$1" >/dev/null && return
   link "$1"
@@ -132,6 +140,7 @@ start() {
   make_cgroups "$1" >"$state/$1/cgroups"
   boot "$1" </dev/null >"$state/$1/console" 2>&1 9>&- &
   echo $! >"$state/$1/pid"
+  until_true 10 process "$1" || fail "$1 does not start: see $state/$1/console"
 }
 
 # boot becomes the process that a machine lives and dies with.
@@ -146,7 +155,7 @@ stop() {
   local pid
   if pid=$(process "$1"); then
     kill -9 "$pid"
-    until_true 10 eval "! process $1" || fail "process $pid of $1 does not end"
+    until_true 10 ended "$1" || fail "process $pid of $1 does not end"
   fi
   [ "$1" = control ] || ip netns del "$name-$1" 2>/dev/null || true
   [ ! -e "$state/$1/cgroups" ] || remove_cgroups "$1"
@@ -162,9 +171,9 @@ load() {
   local n image
   for ((n = 1; n <= nodes; n++)); do
     process "node$n" >/dev/null || continue
-    until_true 30 run_on "node$n" ctr version || fail "containerd does not start on node$n: see $state/node$n/var/log"
+    until_true $patience run_on "node$n" ctr version || fail "containerd does not start on node$n: see $state/node$n/var/log"
     for image; do
-      run_on "node$n" ctr --namespace k8s.io images import - <"$image" >/dev/null || fail "node$n cannot read the image $image"
+      run_on "node$n" ctr --namespace k8s.io images import --all-platforms - <"$image" >/dev/null || fail "node$n cannot read the image $image"
     done
   done
 }
@@ -173,22 +182,24 @@ kubectl() { "$state/bin/kubectl" --kubeconfig "$state/kubeconfig" "$@"; }
 
 up() {
   local binaries n names=()
+  [ "$nodes" = "${NODES:-$nodes}" ] || fail "the cluster has $nodes nodes, not $NODES: end it first with cluster.sh down"
   binaries=$("$here/build.sh" cluster)
   mkdir -p "$state/etc" "$state/volumes"
+  echo "$nodes" >"$state/nodes"
   ln -sfn "$binaries" "$state/bin"
-  cp "$here"/config/* "$here/machine.sh" "$state/etc/"
+  cp --remove-destination "$here"/config/* "$here/machine.sh" "$state/etc/"
   [ -e "$state/pki/done" ] || "$here/certificates.sh" "$state" "172.29.$id.2" "$nodes"
   start control
-  until_true 60 kubectl get --raw /readyz || fail "the API server does not get ready: see $state/control/var/log"
+  until_true $patience kubectl get --raw /readyz || fail "the API server does not get ready: see $state/control/var/log"
   for ((n = 1; n <= nodes; n++)); do
     start "node$n"
     names+=("node/node$n")
   done
   load "$binaries"/images/*.tar
   kubectl apply -f "$state/etc/addons.yaml" >/dev/null
-  kubectl wait --for=create --timeout=60s "${names[@]}" >/dev/null
-  kubectl wait --for=condition=Ready --timeout=60s "${names[@]}" >/dev/null
-  kubectl --namespace kube-system rollout status --timeout=60s deployment/coredns >/dev/null
+  kubectl wait --for=create --timeout=${patience}s "${names[@]}" >/dev/null
+  kubectl wait --for=condition=Ready --timeout=${patience}s "${names[@]}" >/dev/null
+  kubectl --namespace kube-system rollout status --timeout=${patience}s deployment/coredns >/dev/null
   echo "The cluster is up: $nodes nodes. To use it, say what follows, or eval \"\$($0 up)\":" >&2
   echo "export KUBECONFIG=$state/kubeconfig"
   echo "export PATH=$state/bin:\$PATH"
@@ -207,12 +218,15 @@ command=${1:-}
 [ $# = 0 ] || shift
 [[ $id =~ ^[0-9]$ && $nodes =~ ^[1-9]$ ]] || fail "CLUSTER is $id and NODES is $nodes: say one digit each"
 [ "$(id -u)" = 0 ] || fail "only root can make namespaces and cgroups: run it as root"
+for program in ip nft openssl pgrep sysctl nsenter; do
+  command -v $program >/dev/null || fail "$program is missing: make deps installs it"
+done
 mkdir -p "$(dirname "$state")"
 exec 9>"$state.lock"
 case $command in
 up | down) flock 9 && "$command" ;;
-start | stop) flock 9 && "$command" "${1:?which machine?}" ;;
+start | stop) flock 9 && known "${1:-}" && "$command" "$1" ;;
 load) flock 9 && load "$@" ;;
-exec) run_on "$@" ;;
+exec) known "${1:-}" && run_on "$@" ;;
 *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
 esac

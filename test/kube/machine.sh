@@ -25,6 +25,7 @@ for dir in bin etc pki volumes; do
   mount --bind "$state/$dir/" "/run/kube/$dir"
 done
 mount --bind "$disk/var" /var
+cp --remove-destination /run/kube/etc/resolv.conf /etc/ # says at once that a name is unknown
 mount -t tmpfs tmpfs /tmp
 mkdir /tmp/hostpath_pv # of the controllers' provisioner: all machines share it
 mount --bind /run/kube/volumes /tmp/hostpath_pv

@@ -20,12 +20,12 @@ func TestPodsTalk(t *testing.T) {
 	}
 	ns := namespace(t, "smoke")
 	apply(t, ns, string(manifest))
-	kubectl(t, "--namespace", ns, "wait", "--for=condition=Ready", "--timeout=60s", "pods", "--all")
+	kubectl(t, "--namespace", ns, "wait", "--for=condition=Ready", "--timeout=180s", "pods", "--all")
 	callEachOther(t, ns)
 
 	cluster(t, "stop", "node2")
 	cluster(t, "start", "node2")
-	eventually(t, time.Minute, func() error {
+	eventually(t, 3*time.Minute, func() error {
 		_, err := run("", "kubectl", "--namespace", ns, "exec", "web-2", "--", "/web", "get", "http://web-1")
 		return err
 	})
@@ -41,7 +41,7 @@ func callEachOther(t *testing.T, ns string) {
 			t.Fatalf("service %s has addresses %v, want one of IPv4 and one of IPv6", to, ips)
 		}
 		for _, host := range []string{to, to + "." + ns + ".svc.cluster.local", ips[0], "[" + ips[1] + "]"} {
-			eventually(t, 30*time.Second, func() error {
+			eventually(t, time.Minute, func() error {
 				answer, err := run("", "kubectl", "--namespace", ns, "exec", fmt.Sprintf("web-%d", from), "--", "/web", "get", "http://"+host)
 				if err == nil && !strings.HasPrefix(answer, to+" answers") {
 					err = fmt.Errorf("web-%d called %s and was answered %q", from, host, answer)
