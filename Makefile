@@ -25,7 +25,7 @@ lint: ## check format, vet, staticcheck and the modernizers
 	@$(TOOLS) staticcheck ./...
 	@go fix -diff ./...
 
-gen: ## regenerate api/ (needs protoc) and docs/reference/
+gen: ## regenerate api/ (needs protoc), docs/reference/ and the definition of ServicePolicy for Kubernetes
 	@go build -modfile=api/tools.mod -o bin/tools/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
 	@PATH="$(CURDIR)/bin/tools:$$PATH" protoc -I api --go_out=. --go_opt=module=github.com/headroom-mesh/headroom \
 		--go-grpc_out=. --go-grpc_opt=module=github.com/headroom-mesh/headroom api/mesh/v1/*.proto

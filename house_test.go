@@ -37,7 +37,7 @@ const imports = `
 	dataplane/fault, dataplane/sockets                < dataplane/h2
 	NONE                                              < dataplane/h1, dataplane/sniff
 	dataplane/fault, dataplane/h1, dataplane/h2       < dataplane/relay
-	dataplane/sniff, policy                           < dataplane/relay
+	dataplane/identity, dataplane/sniff, policy       < dataplane/relay
 	registry                                          < dataplane/identity
 	dataplane/identity                                < dataplane/identity/ca
 	dataplane/identity, dataplane/sockets             < dataplane/transport
@@ -50,11 +50,13 @@ const imports = `
 
 	registry                                          < agent/gossip
 	registry, policy/localservice                     < agent/local
-	registry                                          < agent/names
+	registry                                          < agent/names, agent/kube
 	dataplane, agent/gossip, agent/local              < agent/admin
 	registry/etcd, registry/embedded, agent/admin     < agent
+	registry                                          < agent/kube/policies < agent
 	dataplane/sockets                                 < agent/capture
-	agent/capture, agent/names                        < agent
+	agent/capture                                     < agent/pods
+	agent/pods, agent/names, agent/kube               < agent
 	agent/capture, agent/names                        < cmd/meshctl
 	dataplane/identity/ca                             < agent, cmd/meshctl
 	agent, registry/registrytest, dataplane/memnet    < agent/meshtest
@@ -63,6 +65,7 @@ const imports = `
 	agent                                             < cmd/agent
 	api/mesh/v1, policy/document, policy/localservice < cmd/meshctl
 	dataplane/sim/chart                               < cmd/meshctl
+	NONE                                              < cmd/meshctl/cluster < cmd/meshctl
 	api/mesh/v1                                       < bench/demo
 	NONE                                              < bench/picks, bench/load, bench/certs, bench/capture
 	bench/certs                                       < bench/floor
@@ -88,11 +91,12 @@ func exclusive() []exclusiveImport {
 		{"github.com/google/nftables", []string{"agent/capture"}, "only capture changes what the kernel does with packets"},
 		{"github.com/vishvananda/netlink", []string{"agent/capture"}, "only capture changes routes"},
 		{"github.com/spf13/cobra", []string{"cmd/agent", "cmd/meshctl"}, "only programs have flags"},
+		{"k8s.io/client-go", []string{"agent/kube", "cmd/meshctl/cluster"}, "Kubernetes is asked in two places: by agents, and by meshctl"},
 		{"charm.land/bubbletea/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
 		{"charm.land/lipgloss/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
 		{"github.com/spiffe/go-spiffe/v2", []string{"dataplane/identity", "dataplane/identity/ca"}, "only identities are SPIFFE's"},
 		{"gonum.org/v1/plot", []string{"dataplane/sim/chart", "bench/proxies"}, "only simulations and measurements are drawn"},
-		{"sigs.k8s.io/yaml", []string{"policy/document", "cmd/meshctl", "agent"}, "documents are decoded in one place, strictly"},
+		{"sigs.k8s.io/yaml", []string{"policy/document", "cmd/meshctl", "agent", "docs/gen"}, "documents are decoded in one place, strictly"},
 	}
 }
 

@@ -131,11 +131,15 @@ func (a *app) captureOff() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var removed []string
+			a.one = true
 			asked := a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
 				answer, err := c.StopCapture(ctx, &meshv1.StopCaptureRequest{})
 				removed = answer.GetRemoved()
 				return err
 			})
+			if asked != nil && a.cluster.Node != "" {
+				return asked // what was left behind is not on this machine
+			}
 			if asked != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "No agent answers here (%v): only what it may have left behind is removed.\n", asked)
 				var err error
