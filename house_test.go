@@ -72,6 +72,7 @@ const imports = `
 	bench/floor, bench/load                           < bench/proxies
 	dataplane/sim/scenario, policy/localservice       < docs/gen
 	dataplane/sim/chart, dataplane/sim/evidence       < docs/evidence
+	NONE                                              < deploy/image
 `
 
 // forTests returns the packages that only tests may import.

@@ -191,7 +191,7 @@ func (a *Agent) newAdmin() error {
 	var err error
 	a.admin, err = admin.New(admin.Config{
 		Node: a.cfg.Node, Version: a.cfg.Version,
-		Socket: a.cfg.AdminSocket, Addr: a.cfg.Admin, HTTP: a.cfg.AdminHTTP,
+		Socket: a.cfg.AdminSocket, Addr: a.cfg.Admin, HTTP: a.cfg.AdminHTTP, MetricsAddr: a.cfg.Metrics,
 		Registry:        a.registry,
 		Connected:       a.registry.Connected,
 		Snapshot:        a.snapshot.Load,

@@ -56,8 +56,8 @@ type CA struct {
 
 // Options are those of Init.
 type Options struct {
-	Domain identity.Domain
-	Life   time.Duration // 0 means Life
+	Domain identity.Domain // of a CA that is made, or that doesn't say of which it is
+	Life   time.Duration   // 0 means Life
 	// Force replaces the CA that is there: no certificate of it is worth anything then.
 	Force bool
 }
@@ -82,7 +82,7 @@ func OpenOrInit(dir string, o Options, now time.Time) (ca *CA, made bool, err er
 		return nil, false, err
 	}
 	defer unlock()
-	ca, err = Open(dir)
+	ca, err = open(dir, o.Domain)
 	if errors.Is(err, ErrNone) {
 		ca, err = create(dir, o, now)
 		return ca, err == nil, err
@@ -178,7 +178,9 @@ func readFolder(dir string) (roots, key []byte, err error) {
 
 // Open reads the CA of a folder: ca.key, and ca.crt with the certificate for it and any other roots. The error is
 // ErrNone if the folder holds neither, or does not exist.
-func Open(dir string) (*CA, error) {
+func Open(dir string) (*CA, error) { return open(dir, identity.Domain{}) }
+
+func open(dir string, assumed identity.Domain) (*CA, error) {
 	if existing(dir) == "" {
 		return nil, fmt.Errorf("%s: %w", dir, ErrNone)
 	}
@@ -186,14 +188,14 @@ func Open(dir string) (*CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	ca, err := parse(roots, key)
+	ca, err := parse(roots, key, assumed)
 	if err != nil {
 		return nil, fmt.Errorf("the CA in %s: %w", dir, err)
 	}
 	return ca, nil
 }
 
-func parse(roots, key []byte) (*CA, error) {
+func parse(roots, key []byte, assumed identity.Domain) (*CA, error) {
 	signer, err := decodeKey(key)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", keyFile, err)
@@ -206,16 +208,19 @@ func parse(roots, key []byte) (*CA, error) {
 		if public, ok := signer.Public().(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(c.PublicKey) {
 			continue
 		}
-		domain, err := domainOf(c)
+		domain, err := domainOf(c, assumed)
 		return &CA{Domain: domain, Certificate: c, Roots: roots, key: signer}, err
 	}
 	return nil, fmt.Errorf("no certificate in %s is that of the key in %s", identity.RootsFile, keyFile)
 }
 
-// domainOf returns the trust domain of a CA, which is its SPIFFE ID.
-func domainOf(c *x509.Certificate) (identity.Domain, error) {
+// domainOf returns the trust domain of a CA, which is its SPIFFE ID. CAs that tools for all purposes make have none.
+func domainOf(c *x509.Certificate, assumed identity.Domain) (identity.Domain, error) {
 	if !c.IsCA {
 		return identity.Domain{}, fmt.Errorf("the certificate of %q is not that of a CA", c.Subject)
+	}
+	if len(c.URIs) == 0 && !assumed.IsZero() {
+		return assumed, nil
 	}
 	if len(c.URIs) != 1 {
 		return identity.Domain{}, fmt.Errorf("the certificate of %q does not say for which trust domain it is: make a CA with 'meshctl ca init'", c.Subject)

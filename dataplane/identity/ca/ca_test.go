@@ -2,9 +2,15 @@ package ca_test
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"io/fs"
+	"math/big"
 	"os"
 	"path/filepath"
 	"strings"
@@ -44,6 +50,46 @@ func newCA(t *testing.T, dir string, o ca.Options, now time.Time) *ca.CA {
 		t.Fatal(err)
 	}
 	return authority
+}
+
+// TestForeignCA takes a CA that some other tool made, such as the functions of Helm, and that does not say what it is for.
+func TestForeignCA(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "somebody's"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, b := range map[string]*pem.Block{"ca.crt": {Type: "CERTIFICATE", Bytes: certificate}, "ca.key": {Type: "EC PRIVATE KEY", Bytes: private}} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	if _, err := ca.Open(dir); err == nil || !strings.Contains(err.Error(), "for which trust domain") {
+		t.Errorf("opened without a trust domain: %v", err)
+	}
+	opened, made, err := ca.OpenOrInit(dir, ca.Options{Domain: domain(t, "prod")}, time.Now())
+	if err != nil || made || opened.Domain.Name() != "prod" {
+		t.Fatalf("%v, made: %v, %v", opened, made, err)
+	}
+	set, err := ca.Loader(dir, nodeID(t, opened.Domain))(time.Now())
+	if err != nil || set.ID.String() != "spiffe://prod/node/n1" {
+		t.Errorf("%v, %v", set, err)
+	}
 }
 
 func TestTrustDomains(t *testing.T) {

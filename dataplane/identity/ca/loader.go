@@ -28,7 +28,7 @@ func (l *loader) load(dir string, id identity.ID, now time.Time) (*identity.Set,
 	if l.set != nil && bytes.Equal(roots, l.roots) && bytes.Equal(key, l.key) && now.Before(l.set.Renewal()) {
 		return l.set, nil
 	}
-	ca, err := parse(roots, key)
+	ca, err := parse(roots, key, id.TrustDomain())
 	if err != nil {
 		return nil, fmt.Errorf("the CA in %s: %w", dir, err)
 	}
