@@ -25,7 +25,7 @@ lint: ## check format, vet, staticcheck and the modernizers
 	@$(TOOLS) staticcheck ./...
 	@go fix -diff ./...
 
-gen: ## regenerate api/ (needs protoc) and docs/reference/
+gen: ## regenerate api/ (needs protoc), docs/reference/ and the definition of ServicePolicy for Kubernetes
 	@go build -modfile=api/tools.mod -o bin/tools/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
 	@PATH="$(CURDIR)/bin/tools:$$PATH" protoc -I api --go_out=. --go_opt=module=github.com/headroom-mesh/headroom \
 		--go-grpc_out=. --go-grpc_opt=module=github.com/headroom-mesh/headroom api/mesh/v1/*.proto
@@ -45,10 +45,19 @@ bench-picks: ## measure what a pick costs, with one processor and with two conte
 bench-capture: build ## measure what it costs to be captured: connections and bytes, beside a direct way (as root)
 	@go run ./bench/capture
 
+kube-up: deps ## run Kubernetes with two nodes on this machine, as root (first builds it: 7 to 15 minutes)
+	@test/kube/cluster.sh up
+
+kube-test: deps ## test the chart there; with KUBECONFIG set, on a cluster that is up
+	@cd test/kube && go test -tags kube -count=1 -timeout 30m .
+
+kube-down: ## stop it, and remove all but what was built
+	@test/kube/cluster.sh down
+
 deps: ## install the system packages that the tests use
 	@.ci/deps
 
 fuzz: ## fuzz what reads the bytes of others, FUZZTIME each (30s)
 	@.ci/fuzz $(FUZZTIME)
 
-.PHONY: help build demo test lint gen evidence bench bench-picks bench-capture deps fuzz
+.PHONY: help build demo test lint gen evidence bench bench-picks bench-capture kube-up kube-test kube-down deps fuzz

@@ -13,6 +13,7 @@ import (
 	"github.com/headroom-mesh/headroom/agent/admin"
 	"github.com/headroom-mesh/headroom/agent/gossip"
 	"github.com/headroom-mesh/headroom/agent/kube"
+	"github.com/headroom-mesh/headroom/agent/kube/policies"
 	"github.com/headroom-mesh/headroom/agent/local"
 	"github.com/headroom-mesh/headroom/agent/names"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
@@ -24,6 +25,8 @@ import (
 	"github.com/headroom-mesh/headroom/registry/etcd"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 // Agent is one node of the mesh.
@@ -33,13 +36,17 @@ type Agent struct {
 	gossip    *gossip.Gossip
 	local     *local.Local
 	dataplane *dataplane.Dataplane
-	cluster   *kube.Watcher // nil: there is none
+	cluster   *kube.Watcher    // nil: there is none
+	policies  *policies.Mirror // nil: there is none
 	capturing *capturing
 	names     *names.Server // nil: no names are answered
 	admin     *admin.Admin
 	identity  *identity.Source    // nil: nobody has to prove anything (--mtls off)
 	transport transport.Transport // between agents
 	metrics   *prometheus.Registry
+
+	kubernetes    kubernetes.Interface // how the cluster is reached; nil: there is none
+	kubernetesAPI *rest.Config
 
 	snapshot atomic.Pointer[registry.Snapshot] // applied to the data plane
 	draining atomic.Bool
@@ -70,7 +77,10 @@ func New(cfg Config) (*Agent, error) {
 	if err := errors.Join(a.newCluster(), a.newRegistry(), a.newGossip(), a.newLocal(), a.newIdentity(), a.newDataplane(), a.newCapturing(), a.newNames()); err != nil {
 		return nil, err
 	}
-	return a, a.newAdmin()
+	if err := a.newAdmin(); err != nil {
+		return nil, err
+	}
+	return a, a.newPolicies()
 }
 
 func (a *Agent) newRegistry() error {
@@ -175,7 +185,7 @@ func (a *Agent) newLocal() error {
 func (a *Agent) newDataplane() error {
 	var err error
 	a.dataplane, err = dataplane.New(dataplane.Config{
-		Node: a.cfg.Node, Zone: a.cfg.Zone, Transport: a.transport, Mark: a.cfg.mark(), DrainTimeout: a.cfg.DrainTimeout,
+		Node: a.cfg.Node, Zone: a.cfg.Zone, Transport: a.transport, Identity: a.identity, Mark: a.cfg.mark(), DrainTimeout: a.cfg.DrainTimeout,
 		Log: a.cfg.Log, AccessLog: a.cfg.AccessLog, Metrics: a.metrics,
 	})
 	return err
@@ -217,6 +227,9 @@ func (a *Agent) observe(service registry.ServiceName) *meshv1.Observation {
 func (a *Agent) apply(s *registry.Snapshot) {
 	a.dataplane.Update(s)
 	a.snapshot.Store(s)
+	if a.policies != nil {
+		a.policies.Update(s)
+	}
 	a.capturing.setReal(a.dataplane.CapturedAddresses())
 	a.mesh.happened()
 }

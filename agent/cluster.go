@@ -3,11 +3,16 @@ package agent
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/headroom-mesh/headroom/agent/gossip"
 	"github.com/headroom-mesh/headroom/agent/kube"
+	"github.com/headroom-mesh/headroom/agent/kube/policies"
 	"github.com/headroom-mesh/headroom/registry"
+	"k8s.io/client-go/dynamic"
 )
 
 // zoneTimeout bounds how long the start waits for Kubernetes to say where the node stands.
@@ -20,10 +25,11 @@ func (a *Agent) newCluster() error {
 		a.known.happened()
 		return nil
 	}
-	client, _, err := kube.NewClient(a.cfg.Kubeconfig)
+	client, api, err := kube.NewClient(a.cfg.Kubeconfig)
 	if err != nil {
 		return fmt.Errorf("--kubernetes: %w", err)
 	}
+	a.kubernetes, a.kubernetesAPI = client, api
 	if a.cfg.Zone == "" {
 		ctx, cancel := context.WithTimeout(context.Background(), zoneTimeout)
 		defer cancel()
@@ -33,6 +39,42 @@ func (a *Agent) newCluster() error {
 	}
 	a.cluster, err = kube.New(kube.Config{Node: a.cfg.Node, Mesh: a.cfg.Mesh, Client: client, Log: a.cfg.Log, Metrics: a.metrics})
 	return inFlags("kube", map[string]string{"node": "--node", "mesh": "--mesh"}, err)
+}
+
+// newPolicies makes what copies the policies of Kubernetes to the registry, if there is a cluster.
+func (a *Agent) newPolicies() error {
+	if !a.cfg.Kubernetes {
+		return nil
+	}
+	objects, err := dynamic.NewForConfig(a.kubernetesAPI)
+	if err != nil {
+		return fmt.Errorf("--kubernetes: make a client: %w", err)
+	}
+	a.policies, err = policies.New(policies.Config{
+		Node: a.cfg.Node, Namespace: agentsNamespace(), Client: a.kubernetes, Objects: objects,
+		Registry: a.registry, Snapshot: a.snapshot.Load, Members: a.liveMembers, Statuses: a.admin.Statuses,
+		Log: a.cfg.Log, Metrics: a.metrics,
+	})
+	return err
+}
+
+// agentsNamespace returns the namespace of this agent's pod; outside of one, the one that agents have by default.
+func agentsNamespace() string {
+	name, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+	if err != nil || len(name) == 0 {
+		return "headroom-system"
+	}
+	return strings.TrimSpace(string(name))
+}
+
+func (a *Agent) liveMembers() []registry.NodeName {
+	var live []registry.NodeName
+	for _, m := range a.gossip.Members() {
+		if m.State == gossip.Alive {
+			live = append(live, m.Node)
+		}
+	}
+	return live
 }
 
 // replicas are those of this node, by who declares them.
@@ -69,7 +111,9 @@ func (a *Agent) applyLocal(endpoints []registry.Endpoint) {
 // applyCluster takes in what Kubernetes says of this node.
 func (a *Agent) applyCluster(s kube.State) {
 	a.dataplane.UpdateFronts(s.Fronts)
+	a.capturing.setFronts(s.Fronts)
 	a.applyReplicas(func(r *replicas) { r.cluster, r.clusterKnown = s.Replicas, true })
+	a.capturing.setPods(s.Pods)
 	a.known.happened()
 }
 

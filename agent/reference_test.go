@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -46,7 +47,15 @@ func TestMetricsAreLintClean(t *testing.T) {
 }
 
 func newTestAgent(t *testing.T) *Agent {
-	a, err := New(Config{Node: "test", Etcd: []string{"127.0.0.1:2379"}, DataDir: t.TempDir(), CA: t.TempDir()})
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	const nobody = `{"clusters":[{"name":"a","cluster":{"server":"http://127.0.0.1:1"}}],"contexts":[{"name":"a","context":{"cluster":"a"}}],"current-context":"a"}`
+	if err := os.WriteFile(kubeconfig, []byte(nobody), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a, err := New(Config{
+		Node: "test", Etcd: []string{"127.0.0.1:2379"}, DataDir: t.TempDir(), CA: t.TempDir(),
+		Kubernetes: true, Kubeconfig: kubeconfig,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

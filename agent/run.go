@@ -49,6 +49,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		parts.run(func(ctx context.Context) error { return a.cluster.Run(ctx, a.applyCluster) })
 	}
 	parts.run(func(ctx context.Context) error { return a.admin.Run(ctx, claimed.admin) })
+	if a.policies != nil {
+		parts.run(a.policies.Run)
+	}
 	a.orient(ctx)
 	traffic.run(func(ctx context.Context) error {
 		return a.dataplane.Run(ctx, claimed.proxy, claimed.mesh, claimed.services...)

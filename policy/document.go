@@ -311,8 +311,10 @@ func readKey(k *meshv1.HashKey, problems *document.Problems) HashKey {
 	return key
 }
 
-// token is what HTTP allows in the name of a header or a cookie.
-var token = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}$")
+// KeyNamePattern matches what HTTP allows in the name of a header or a cookie.
+const KeyNamePattern = "^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}$"
+
+var token = regexp.MustCompile(KeyNamePattern)
 
 func readLateBinding(s *meshv1.LateBindingSpec, d LateBinding, problems *document.Problems) LateBinding {
 	if s == nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -31,6 +32,7 @@ import (
 	"github.com/headroom-mesh/headroom/agent/local"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/policy"
+	"github.com/headroom-mesh/headroom/policy/document"
 	"github.com/headroom-mesh/headroom/policy/localservice"
 	"github.com/headroom-mesh/headroom/registry"
 	"github.com/headroom-mesh/headroom/registry/registrytest"
@@ -293,6 +295,66 @@ func TestPolicyIsSetReadAndDeleted(t *testing.T) {
 	wantError(t, err, codes.NotFound)
 }
 
+func managedPolicy(service string) *meshv1.ServicePolicy {
+	doc := storedPolicy(service, "p2c", "")
+	doc.Metadata.ManagedBy = document.ManagedByKubernetes
+	return doc
+}
+
+func TestWhatKubernetesManagesIsChangedOnlyByForce(t *testing.T) {
+	w := newWorld()
+	a := start(t, w.config())
+	ctx := t.Context()
+	kubernetes := w.store.Connect("k")
+	if _, err := kubernetes.SetPolicy(ctx, managedPolicy("grpc.checkout.shop")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := a.SetPolicy(ctx, &meshv1.SetPolicyRequest{Policy: storedPolicy("grpc.checkout.shop", "random", "")})
+	wantError(t, err, codes.FailedPrecondition, "kubectl edit servicepolicy -n shop grpc.checkout", "--force")
+	r, err := a.GetPolicy(ctx, &meshv1.GetPolicyRequest{Service: "grpc.checkout.shop"})
+	if err != nil || r.Policy.Spec.Balancer != "p2c" || r.Policy.Metadata.ManagedBy != "kubernetes" {
+		t.Errorf("the refused write left %v, %v", r, err)
+	}
+	r.Policy.Spec.Balancer = "random" // as after 'meshctl policy get'
+	_, err = a.SetPolicy(ctx, &meshv1.SetPolicyRequest{Policy: r.Policy})
+	wantError(t, err, codes.FailedPrecondition)
+	_, err = a.DeletePolicy(ctx, &meshv1.DeletePolicyRequest{Service: "grpc.checkout.shop"})
+	wantError(t, err, codes.FailedPrecondition, "kubectl delete servicepolicy -n shop grpc.checkout")
+
+	set, err := a.SetPolicy(ctx, &meshv1.SetPolicyRequest{Policy: r.Policy, Force: true})
+	if err != nil || set.Policy.Metadata.ManagedBy != "" || set.Policy.Spec.Balancer != "random" {
+		t.Errorf("by force: %v, %v; want it to be nobody's", set, err)
+	}
+	if _, err := a.DeletePolicy(ctx, &meshv1.DeletePolicyRequest{Service: "grpc.checkout.shop"}); err != nil {
+		t.Errorf("delete what was taken over: %v", err)
+	}
+	if _, err := kubernetes.SetPolicy(ctx, managedPolicy("web.shop")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.DeletePolicy(ctx, &meshv1.DeletePolicyRequest{Service: "web.shop", Force: true}); err != nil {
+		t.Errorf("delete by force: %v", err)
+	}
+}
+
+// raced is a registry in which Kubernetes is faster, once.
+type raced struct {
+	registry.Policies
+	once sync.Once
+}
+
+func (r *raced) SetPolicy(ctx context.Context, doc *meshv1.ServicePolicy) (*meshv1.ServicePolicy, error) {
+	r.once.Do(func() { _, _ = r.Policies.SetPolicy(ctx, managedPolicy(doc.Metadata.Name)) })
+	return r.Policies.SetPolicy(ctx, doc)
+}
+
+func TestAWriteDoesNotSlipInBehindKubernetes(t *testing.T) {
+	w := newWorld()
+	cfg := w.config()
+	cfg.Registry = &raced{Policies: w.store.Connect("a")}
+	_, err := start(t, cfg).SetPolicy(t.Context(), &meshv1.SetPolicyRequest{Policy: storedPolicy("web", "random", "")})
+	wantError(t, err, codes.FailedPrecondition, "managed by Kubernetes")
+}
+
 func TestBadPoliciesAreRefusedWithAllProblems(t *testing.T) {
 	a := start(t, newWorld().config())
 	bad := storedPolicy("web", "best", "x")
@@ -478,6 +540,28 @@ func TestWaitApplied(t *testing.T) {
 	}
 	if fmt.Sprint(seen) != fmt.Sprint(want) {
 		t.Errorf("progress %q\nwant %q", seen, want)
+	}
+}
+
+func TestStatusesTellHowFarEveryAgentIsAndWhoIsSilent(t *testing.T) {
+	w := newWorld()
+	w.peer(t, 2, "b", 9)
+	w.members = append(w.members, gossip.Member{Node: "c", Mesh: mesh(3)}, gossip.Member{Node: "gone", Mesh: mesh(9), State: gossip.Left})
+	a, err := New(w.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.peers.close()
+	answers, missing := a.Statuses(t.Context())
+	applied := map[string]int64{}
+	for _, answer := range answers {
+		applied[answer.Node] = answer.AppliedRevision
+	}
+	if want := map[string]int64{"a": 7, "b": 9}; !maps.Equal(applied, want) {
+		t.Errorf("applied %v, want %v", applied, want)
+	}
+	if len(missing) != 1 || !strings.HasPrefix(missing[0], "c: ") {
+		t.Errorf("missing %v, want c and why", missing)
 	}
 }
 

@@ -177,6 +177,25 @@ func (s *adminServer) progress(ctx context.Context, revision int64, applied map[
 	return progress
 }
 
+// Statuses asks all live agents, this one among them, how far they have come. Of those that give no answer, missing says why.
+func (a *Admin) Statuses(ctx context.Context) (answers []*meshv1.StatusResponse, missing []string) {
+	others := a.others()
+	told := make([]*meshv1.StatusResponse, len(others))
+	errs := a.ask(ctx, others, statusTimeout, func(ctx context.Context, i int, c meshv1.PeerClient) (err error) {
+		told[i], err = c.Status(ctx, &meshv1.StatusRequest{})
+		return err
+	})
+	answers = append(answers, a.status())
+	for i, m := range others {
+		if errs[i] != nil {
+			missing = append(missing, string(m.Node)+": "+errs[i].Error())
+			continue
+		}
+		answers = append(answers, told[i])
+	}
+	return answers, missing
+}
+
 func lag(answer *meshv1.StatusResponse) string {
 	text := fmt.Sprintf("at revision %d", answer.AppliedRevision)
 	if !answer.RegistryConnected {

@@ -239,7 +239,7 @@ func (s *adminServer) SetPolicy(ctx context.Context, r *meshv1.SetPolicyRequest)
 	if err := policy.Validate(r.Policy); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	doc, err := s.cfg.Registry.SetPolicy(ctx, r.Policy)
+	doc, err := s.setPolicy(ctx, r.Policy, r.Force)
 	if err != nil {
 		return nil, failure(unconfirmed(err))
 	}
@@ -255,11 +255,70 @@ func (s *adminServer) DeletePolicy(ctx context.Context, r *meshv1.DeletePolicyRe
 	if err != nil {
 		return nil, err
 	}
+	if !r.Force {
+		if _, err := s.unmanaged(ctx, service, "delete"); err != nil {
+			return nil, failure(unconfirmed(err))
+		}
+	}
 	revision, err := s.cfg.Registry.DeletePolicy(ctx, service)
 	if err != nil {
 		return nil, failure(unconfirmed(err))
 	}
 	return &meshv1.DeletePolicyResponse{Revision: revision}, nil
+}
+
+// setPolicy stores a document that nobody manages; in the place of one that somebody manages only by force.
+func (s *adminServer) setPolicy(ctx context.Context, doc *meshv1.ServicePolicy, force bool) (*meshv1.ServicePolicy, error) {
+	doc = proto.CloneOf(doc)
+	doc.Metadata.ManagedBy = ""
+	if force {
+		return s.cfg.Registry.SetPolicy(ctx, doc)
+	}
+	anyVersion := doc.Metadata.ResourceVersion == ""
+	for {
+		version, err := s.unmanaged(ctx, registry.ServiceName(doc.Metadata.Name), "edit")
+		if err != nil {
+			return nil, err
+		}
+		if anyVersion {
+			doc.Metadata.ResourceVersion = version
+		}
+		stored, err := s.cfg.Registry.SetPolicy(ctx, doc)
+		if anyVersion && errors.Is(err, registry.ErrConflict) {
+			continue // whoever was faster may manage it
+		}
+		return stored, err
+	}
+}
+
+// unmanaged returns the version of the stored policy, unless somebody manages it; "" is that of one which can't be read.
+func (s *adminServer) unmanaged(ctx context.Context, service registry.ServiceName, verb string) (string, error) {
+	doc, err := s.storedPolicy(ctx, service)
+	switch {
+	case errors.Is(err, registry.ErrNotFound):
+		return "0", nil
+	case errors.Is(err, proto.Error):
+		return "", nil
+	case err != nil:
+		return "", err
+	case doc.GetMetadata().GetManagedBy() == "":
+		return doc.GetMetadata().GetResourceVersion(), nil
+	}
+	return "", managedError{service, verb}
+}
+
+// managedError is the answer to an operator who would change what is the copy of an object of Kubernetes.
+type managedError struct {
+	service registry.ServiceName
+	verb    string // of kubectl
+}
+
+func (e managedError) Error() string {
+	name, namespace := string(e.service), "default"
+	if dot := strings.LastIndexByte(name, '.'); dot >= 0 {
+		name, namespace = name[:dot], name[dot+1:]
+	}
+	return fmt.Sprintf("the policy of %s is managed by Kubernetes: use `kubectl %s servicepolicy -n %s %s`, or take it over with --force", e.service, e.verb, namespace, name)
 }
 
 // writeError adds to an error of the store what it means for a write.
@@ -282,6 +341,7 @@ func unconfirmed(err error) error {
 func failure(err error) error {
 	code := codes.Internal
 	var problems document.Problems
+	var managed managedError
 	switch {
 	case errors.Is(err, registry.ErrConflict):
 		code = codes.Aborted
@@ -289,7 +349,7 @@ func failure(err error) error {
 		code = codes.NotFound
 	case errors.Is(err, registry.ErrUnavailable):
 		code = codes.Unavailable
-	case errors.Is(err, local.ErrDeclared), errors.Is(err, local.ErrDraining):
+	case errors.Is(err, local.ErrDeclared), errors.Is(err, local.ErrDraining), errors.As(err, &managed):
 		code = codes.FailedPrecondition
 	case errors.Is(err, context.Canceled):
 		code = codes.Canceled

@@ -22,6 +22,7 @@ type Capture struct {
 	// mu guards the fields below.
 
 	kernel *kernel // nil: the rules are not in place
+	four   bool    // only IPv4 is captured
 	real   map[netip.AddrPort]struct{}
 }
 
@@ -58,8 +59,12 @@ func (c *Capture) Run(ctx context.Context) error {
 		return err
 	}
 	defer r.close()
+	ns.close()
 	if err := c.start(k, r); err != nil {
 		return err
+	}
+	if c.cfg.Pod {
+		r.close() // there are no routes to look after
 	}
 	close(c.ready)
 	c.cfg.Log.Info("connections are captured")
@@ -104,13 +109,28 @@ func (c *Capture) claim(k *kernel, r *router) error {
 
 // install guards first: nobody must get to a virtual address by a route of which the guard doesn't know.
 func (c *Capture) install(k *kernel, r *router, cgroups []cgroup) error {
+	if c.cfg.Pod {
+		six, err := r.looped6()
+		if err != nil {
+			return err
+		}
+		c.four = !six // what is redirected would have nowhere to go
+	}
 	k.guard(c.cfg)
-	if err := k.fill(c.cfg, cgroups, slices.Collect(maps.Keys(c.real))); err != nil {
+	if err := k.fill(c.cfg, c.four, cgroups, slices.Collect(maps.Keys(c.real))); err != nil {
 		return err
 	}
 	if err := k.flush(); err != nil {
 		return fmt.Errorf("put nftables rules in place (which takes the kernel's modules nft_chain_nat, nft_redir, nft_reject_inet and nft_socket): %w", err)
 	}
+	if c.cfg.Pod {
+		return nil
+	}
+	return c.route(r)
+}
+
+// route replaces what there is of routes to virtual ranges.
+func (c *Capture) route(r *router) error {
 	if _, err := r.remove(c.cfg.ranges()...); err != nil {
 		return err
 	}
@@ -146,12 +166,15 @@ func (c *Capture) mend(r *router) error {
 	if err != nil {
 		return err
 	}
-	if len(chains) < guardChains {
+	if len(chains) < len(c.cfg.guardChains()) {
 		c.cfg.Log.Warn("the guard of the virtual addresses was removed, it is put back")
 		c.kernel.guard(c.cfg)
 		if err := c.kernel.flush(); err != nil {
 			return fmt.Errorf("put the guard back: %w", err)
 		}
+	}
+	if c.cfg.Pod {
+		return nil
 	}
 	return c.mendRoutes(r)
 }
@@ -197,7 +220,10 @@ func (c *Capture) end(k *kernel, r *router) error {
 func (c *Capture) uninstall(k *kernel, r *router) error {
 	k.DelTable(captureTable())
 	ownErr := k.flush()
-	_, routesErr := r.remove()
+	var routesErr error
+	if !c.cfg.Pod {
+		_, routesErr = r.remove()
+	}
 	k.removeGuard()
 	guardErr := k.flush()
 	if err := errors.Join(ownErr, routesErr, guardErr); err != nil {

@@ -187,7 +187,7 @@ func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	f.BoolVar(&cfg.Stay, "stay", false, "keep this node's name in the gossip at the end, as for a restart")
 	f.StringVar(&logging.level, "log-level", logging.level, "`LEVEL`: debug, info, warn or error")
 	f.StringVar(&logging.format, "log-format", logging.format, "`FORMAT`: text or json")
-	f.BoolVar(&logging.access, "access-log", false, "write a JSON line per request to standard output")
+	f.BoolVar(&logging.access, "access-log", false, "write a JSON line to standard output per request that is made or delivered here")
 }
 
 // numbers is the value of a flag that may be given more than once.

@@ -89,6 +89,8 @@ func (f *fakeAgent) set(what string) error {
 		f.captures = append(f.captures, &meshv1.CaptureView{Netns: "pod " + count, Active: true})
 	case "empty":
 		f.empty = map[string]bool{count: true}
+	case "managing":
+		f.policies[count].Metadata.ManagedBy = "kubernetes"
 	case "garbled":
 		f.garbled = map[string]bool{count: true}
 	default:
@@ -208,11 +210,15 @@ func (f *fakeAgent) SetPolicy(_ context.Context, r *meshv1.SetPolicyRequest) (*m
 		rival.Spec = &meshv1.ServicePolicySpec{Timeout: fmt.Sprintf("%ds", f.rivals+1)}
 		f.storeLocked(rival)
 	}
+	if f.policies[r.Policy.Metadata.Name].GetMetadata().GetManagedBy() != "" && !r.Force {
+		return nil, status.Error(codes.FailedPrecondition, "it is managed by Kubernetes")
+	}
 	stored := f.policies[r.Policy.Metadata.Name].GetMetadata().GetResourceVersion()
 	if want := r.Policy.Metadata.ResourceVersion; want != "" && want != max(stored, "0") {
 		return nil, status.Error(codes.Aborted, "the policy was changed by somebody else meanwhile")
 	}
 	doc := f.storeLocked(proto.CloneOf(r.Policy))
+	doc.Metadata.ManagedBy = ""
 	return &meshv1.SetPolicyResponse{Policy: doc, Revision: f.revision}, nil
 }
 
@@ -228,6 +234,9 @@ func (f *fakeAgent) DeletePolicy(_ context.Context, r *meshv1.DeletePolicyReques
 	defer f.mu.Unlock()
 	if f.policies[r.Service] == nil {
 		return nil, status.Errorf(codes.NotFound, "no policy is stored for %s", r.Service)
+	}
+	if f.policies[r.Service].Metadata.ManagedBy != "" && !r.Force {
+		return nil, status.Error(codes.FailedPrecondition, "it is managed by Kubernetes")
 	}
 	delete(f.policies, r.Service)
 	delete(f.garbled, r.Service)

@@ -207,6 +207,7 @@ func writeJSONList(w io.Writer, docs []*meshv1.ServicePolicy) error {
 
 func (a *app) policyDelete() *cobra.Command {
 	var w wait
+	var force bool
 	cmd := &cobra.Command{
 		Use:   "delete SERVICE",
 		Short: "Delete the policy of a service, so that the defaults hold again",
@@ -216,7 +217,7 @@ func (a *app) policyDelete() *cobra.Command {
 				return err
 			}
 			return a.converse(cmd.Context(), func(ctx context.Context, c *client) error {
-				answer, err := c.deletePolicy(ctx, args[0])
+				answer, err := c.deletePolicy(ctx, args[0], force)
 				if err != nil {
 					return err
 				}
@@ -226,12 +227,13 @@ func (a *app) policyDelete() *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&force, "force", false, "delete it though Kubernetes manages it; what exists there brings it back")
 	w.flags(cmd)
 	return cmd
 }
 
-func (c *client) deletePolicy(ctx context.Context, service string) (*meshv1.DeletePolicyResponse, error) {
+func (c *client) deletePolicy(ctx context.Context, service string, force bool) (*meshv1.DeletePolicyResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return c.DeletePolicy(ctx, &meshv1.DeletePolicyRequest{Service: service})
+	return c.DeletePolicy(ctx, &meshv1.DeletePolicyRequest{Service: service, Force: force})
 }

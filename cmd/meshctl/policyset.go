@@ -23,6 +23,7 @@ type policyChange struct {
 	settings []*setting
 	file     string
 	dryRun   bool
+	force    bool
 	wait     wait
 }
 
@@ -57,6 +58,7 @@ document, so that its default holds.`,
 	p.settings = addSettings(cmd)
 	flags.StringVarP(&p.file, "file", "f", "", "store the documents in this file, in YAML or JSON; -: standard input")
 	flags.BoolVar(&p.dryRun, "dry-run", false, "check and print the result, but store nothing")
+	flags.BoolVar(&p.force, "force", false, "take the policy over from Kubernetes, if that manages it")
 	p.wait.flags(cmd)
 	return cmd
 }
@@ -106,16 +108,24 @@ func (a *app) setFields(cmd *cobra.Command, p policyChange, service string) erro
 				return err
 			}
 			c.noteCopy(cmd, fromCopy)
+			noteManaged(cmd, p, doc)
 			return a.writeDocument(cmd.OutOrStdout(), doc)
 		})
 	}
 	return a.converse(cmd.Context(), func(ctx context.Context, c *client) error {
-		stored, err := c.merge(ctx, p.given(), service)
+		stored, err := c.merge(ctx, p, service)
 		if err != nil {
 			return err
 		}
 		return a.report(ctx, cmd, c, p.wait, stored)
 	})
+}
+
+// noteManaged warns that what a dry run shows would not be stored.
+func noteManaged(cmd *cobra.Command, p policyChange, doc *meshv1.ServicePolicy) {
+	if by := doc.GetMetadata().GetManagedBy(); by != "" && !p.force {
+		cmd.PrintErrf("note: the policy of %s is managed by %s: it is only stored with --force\n", doc.Metadata.Name, by)
+	}
 }
 
 // impossible finds values that no policy can have, whatever is stored.
@@ -154,15 +164,15 @@ func listSettings(settings []*setting) string {
 }
 
 // merge tries again when somebody else changes the document between reading and writing it.
-func (c *client) merge(ctx context.Context, settings []*setting, service string) ([]*meshv1.SetPolicyResponse, error) {
+func (c *client) merge(ctx context.Context, p policyChange, service string) ([]*meshv1.SetPolicyResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	for {
-		doc, _, err := c.merged(ctx, settings, service)
+		doc, _, err := c.merged(ctx, p.given(), service)
 		if err != nil {
 			return nil, err
 		}
-		stored, err := c.SetPolicy(ctx, &meshv1.SetPolicyRequest{Policy: doc})
+		stored, err := c.SetPolicy(ctx, &meshv1.SetPolicyRequest{Policy: doc, Force: p.force})
 		if err == nil {
 			return []*meshv1.SetPolicyResponse{stored}, nil
 		}
@@ -207,7 +217,7 @@ func (a *app) setDocuments(cmd *cobra.Command, p policyChange, service string) e
 		return a.writeDocuments(cmd.OutOrStdout(), docs)
 	}
 	return a.converse(cmd.Context(), func(ctx context.Context, c *client) error {
-		stored, err := c.setAll(ctx, docs)
+		stored, err := c.setAll(ctx, p, docs)
 		if len(stored) == 0 {
 			return err
 		}
@@ -246,12 +256,12 @@ func readFile(stdin io.Reader, file string) ([]byte, error) {
 }
 
 // setAll stops at the first document that can't be stored.
-func (c *client) setAll(ctx context.Context, docs []*meshv1.ServicePolicy) ([]*meshv1.SetPolicyResponse, error) {
+func (c *client) setAll(ctx context.Context, p policyChange, docs []*meshv1.ServicePolicy) ([]*meshv1.SetPolicyResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	var all []*meshv1.SetPolicyResponse
 	for _, doc := range docs {
-		stored, err := c.SetPolicy(ctx, &meshv1.SetPolicyRequest{Policy: doc})
+		stored, err := c.SetPolicy(ctx, &meshv1.SetPolicyRequest{Policy: doc, Force: p.force})
 		if status.Code(err) == codes.Aborted {
 			return all, outdated(doc.Metadata)
 		}

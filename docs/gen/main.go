@@ -1,5 +1,5 @@
 // Gen writes docs/reference/*.md: that of the documents that operators write, from the comments in api/mesh/v1/*.proto,
-// and that of meshctl, from its commands. Run it from the root of the repository: go run ./docs/gen
+// and that of meshctl, from its commands; and the definition of ServicePolicy for Kubernetes. Run it from the root of the repository: go run ./docs/gen
 package main
 
 import (
@@ -24,7 +24,8 @@ import (
 
 func main() {
 	dir := filepath.Join("docs", "reference")
-	if err := errors.Join(generate(".", dir), meshctlDocs(dir)); err != nil {
+	definitions := filepath.Join("deploy", "helm", "files")
+	if err := errors.Join(generate(".", dir), generateCRD(".", definitions), meshctlDocs(dir)); err != nil {
 		fmt.Fprintf(os.Stderr, "gen: %v\n", err)
 		os.Exit(1)
 	}
@@ -100,24 +101,52 @@ func localService() *meshv1.LocalService {
 	}
 }
 
-// generate writes all pages into dir, from the sources below root.
-func generate(root, dir string) error {
+// compile reads a .proto file below api, with its comments.
+func compile(root, source string) (protoreflect.FileDescriptor, error) {
 	compiler := protocompile.Compiler{
 		Resolver: protocompile.WithStandardImports(&protocompile.SourceResolver{
 			ImportPaths: []string{filepath.Join(root, "api")},
 		}),
 		SourceInfoMode: protocompile.SourceInfoStandard,
 	}
+	files, err := compiler.Compile(context.Background(), source)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", source, err)
+	}
+	return files[0], nil
+}
+
+// generateCRD writes the definition of ServicePolicy into dir.
+func generateCRD(root, dir string) error {
+	file, err := compile(root, "mesh/v1/policy.proto")
+	if err != nil {
+		return err
+	}
+	text, err := crd(file)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return fmt.Errorf("write the definition of %s: %w", policy.Kind, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "servicepolicies.yaml"), []byte(text), 0o666); err != nil {
+		return fmt.Errorf("write the definition of %s: %w", policy.Kind, err)
+	}
+	return nil
+}
+
+// generate writes all pages into dir, from the sources below root.
+func generate(root, dir string) error {
 	all, err := pages()
 	if err != nil {
 		return err
 	}
 	for _, p := range all {
-		files, err := compiler.Compile(context.Background(), p.source)
+		file, err := compile(root, p.source)
 		if err != nil {
-			return fmt.Errorf("read %s: %w", p.source, err)
+			return err
 		}
-		text, err := p.render(files[0])
+		text, err := p.render(file)
 		if err != nil {
 			return err
 		}

@@ -37,12 +37,18 @@ type Document interface {
 	GetMetadata() *meshv1.Metadata
 }
 
+// ManagedByKubernetes is the metadata.managedBy of the copy of an object of Kubernetes.
+const ManagedByKubernetes = "kubernetes"
+
 // Head checks the fields that all documents have in common.
 func (p *Problems) Head(d Document, apiVersion, kind string) {
 	p.constant("apiVersion", d.GetApiVersion(), apiVersion)
 	p.constant("kind", d.GetKind(), kind)
 	if name := d.GetMetadata().GetName(); !IsServiceName(name) {
 		p.Add("metadata.name", "want the name of a service, which is "+ServiceNames+", got %s", quote(name))
+	}
+	if m := d.GetMetadata().GetManagedBy(); m != "" && m != ManagedByKubernetes {
+		p.Add("metadata.managedBy", "want %s, or nothing, got %s", ManagedByKubernetes, quote(m))
 	}
 	if v := d.GetMetadata().GetResourceVersion(); v != "" && !isRevision(v) {
 		p.Add("metadata.resourceVersion", "want the revision that was read, a whole number, or nothing, got %s", quote(v))
@@ -172,7 +178,10 @@ func (p *Problems) Duration(path, text string, otherwise time.Duration, s Span) 
 	return d
 }
 
-var duration = regexp.MustCompile(`^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$`)
+// DurationPattern matches what durations look like.
+const DurationPattern = `^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$`
+
+var duration = regexp.MustCompile(DurationPattern)
 
 func parseDuration(text string) (time.Duration, bool) {
 	if !duration.MatchString(text) {

@@ -759,8 +759,10 @@ func (x *GetPolicyResponse) GetFromCopy() bool {
 }
 
 type SetPolicyRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Policy        *ServicePolicy         `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Policy *ServicePolicy         `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	// Whether to take the policy over from whoever manages it.
+	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -800,6 +802,13 @@ func (x *SetPolicyRequest) GetPolicy() *ServicePolicy {
 		return x.Policy
 	}
 	return nil
+}
+
+func (x *SetPolicyRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 type SetPolicyResponse struct {
@@ -855,8 +864,10 @@ func (x *SetPolicyResponse) GetRevision() int64 {
 }
 
 type DeletePolicyRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Service       string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Service string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	// Whether to delete it though somebody manages it.
+	Force         bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -896,6 +907,13 @@ func (x *DeletePolicyRequest) GetService() string {
 		return x.Service
 	}
 	return ""
+}
+
+func (x *DeletePolicyRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 type DeletePolicyResponse struct {
@@ -1783,14 +1801,16 @@ const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\x11GetPolicyResponse\x127\n" +
 	"\x06policy\x18\x01 \x01(\v2\x1f.headroom.mesh.v1.ServicePolicyR\x06policy\x12=\n" +
 	"\teffective\x18\x02 \x01(\v2\x1f.headroom.mesh.v1.ServicePolicyR\teffective\x12\x1b\n" +
-	"\tfrom_copy\x18\x03 \x01(\bR\bfromCopy\"K\n" +
+	"\tfrom_copy\x18\x03 \x01(\bR\bfromCopy\"a\n" +
 	"\x10SetPolicyRequest\x127\n" +
-	"\x06policy\x18\x01 \x01(\v2\x1f.headroom.mesh.v1.ServicePolicyR\x06policy\"h\n" +
+	"\x06policy\x18\x01 \x01(\v2\x1f.headroom.mesh.v1.ServicePolicyR\x06policy\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"h\n" +
 	"\x11SetPolicyResponse\x127\n" +
 	"\x06policy\x18\x01 \x01(\v2\x1f.headroom.mesh.v1.ServicePolicyR\x06policy\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x03R\brevision\"/\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\"E\n" +
 	"\x13DeletePolicyRequest\x12\x18\n" +
-	"\aservice\x18\x01 \x01(\tR\aservice\"2\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\"2\n" +
 	"\x14DeletePolicyResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\"0\n" +
 	"\x12WaitAppliedRequest\x12\x1a\n" +

@@ -49,7 +49,9 @@ type AdminClient interface {
 	Deregister(ctx context.Context, in *DeregisterRequest, opts ...grpc.CallOption) (*DeregisterResponse, error)
 	GetPolicy(ctx context.Context, in *GetPolicyRequest, opts ...grpc.CallOption) (*GetPolicyResponse, error)
 	// SetPolicy stores a policy. ABORTED: somebody else wrote first. INVALID_ARGUMENT: the message lists every problem.
+	// FAILED_PRECONDITION: somebody manages the policy, as metadata.managedBy of the stored one says.
 	SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*SetPolicyResponse, error)
+	// DeletePolicy deletes a policy. FAILED_PRECONDITION: as for SetPolicy.
 	DeletePolicy(ctx context.Context, in *DeletePolicyRequest, opts ...grpc.CallOption) (*DeletePolicyResponse, error)
 	// WaitApplied reports progress until every live agent has applied a revision, then ends.
 	WaitApplied(ctx context.Context, in *WaitAppliedRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WaitAppliedResponse], error)
@@ -214,7 +216,9 @@ type AdminServer interface {
 	Deregister(context.Context, *DeregisterRequest) (*DeregisterResponse, error)
 	GetPolicy(context.Context, *GetPolicyRequest) (*GetPolicyResponse, error)
 	// SetPolicy stores a policy. ABORTED: somebody else wrote first. INVALID_ARGUMENT: the message lists every problem.
+	// FAILED_PRECONDITION: somebody manages the policy, as metadata.managedBy of the stored one says.
 	SetPolicy(context.Context, *SetPolicyRequest) (*SetPolicyResponse, error)
+	// DeletePolicy deletes a policy. FAILED_PRECONDITION: as for SetPolicy.
 	DeletePolicy(context.Context, *DeletePolicyRequest) (*DeletePolicyResponse, error)
 	// WaitApplied reports progress until every live agent has applied a revision, then ends.
 	WaitApplied(*WaitAppliedRequest, grpc.ServerStreamingServer[WaitAppliedResponse]) error

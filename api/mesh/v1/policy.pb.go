@@ -31,8 +31,11 @@ type Metadata struct {
 	// nobody has written the document since; "0" means that the document must not exist yet; without one, the write
 	// replaces whatever is stored.
 	ResourceVersion string `protobuf:"bytes,2,opt,name=resource_version,json=resourceVersion,proto3" json:"resource_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Who keeps the document as it is: "kubernetes", if it is the copy of an object of the cluster, or nobody. The store keeps
+	// it. What `meshctl` writes is nobody's.
+	ManagedBy     string `protobuf:"bytes,3,opt,name=managed_by,json=managedBy,proto3" json:"managed_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Metadata) Reset() {
@@ -75,6 +78,13 @@ func (x *Metadata) GetName() string {
 func (x *Metadata) GetResourceVersion() string {
 	if x != nil {
 		return x.ResourceVersion
+	}
+	return ""
+}
+
+func (x *Metadata) GetManagedBy() string {
+	if x != nil {
+		return x.ManagedBy
 	}
 	return ""
 }
@@ -185,7 +195,8 @@ type ServicePolicySpec struct {
 	// 1ms to 24h, or "0s", which means no limit. Default 0s. Of other connections over TCP, it is the time to connect.
 	Timeout string `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// How replicas learn where a request comes from: "none" (what callers say is passed on as it is), "x_forwarded_for"
-	// (X-Forwarded-For, and -Proto and -Host where callers did not say), or "forwarded" (RFC 7239). Default none.
+	// (X-Forwarded-For, and -Proto and -Host where callers did not say), or "forwarded" (RFC 7239). With either of these
+	// they also learn who calls, in X-Forwarded-Client-Cert, if agents have certificates. Default none.
 	Forwarded string `protobuf:"bytes,15,opt,name=forwarded,proto3" json:"forwarded,omitempty"`
 	// Whether connections to replicas over TCP, other than HTTP, begin with a header of the PROXY protocol, version 2, that
 	// tells where they come from. Default false.
@@ -1177,10 +1188,12 @@ var File_mesh_v1_policy_proto protoreflect.FileDescriptor
 
 const file_mesh_v1_policy_proto_rawDesc = "" +
 	"\n" +
-	"\x14mesh/v1/policy.proto\x12\x10headroom.mesh.v1\"I\n" +
+	"\x14mesh/v1/policy.proto\x12\x10headroom.mesh.v1\"h\n" +
 	"\bMetadata\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12)\n" +
-	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\"\xb5\x01\n" +
+	"\x10resource_version\x18\x02 \x01(\tR\x0fresourceVersion\x12\x1d\n" +
+	"\n" +
+	"managed_by\x18\x03 \x01(\tR\tmanagedBy\"\xb5\x01\n" +
 	"\rServicePolicy\x12\x1f\n" +
 	"\vapi_version\x18\x01 \x01(\tR\n" +
 	"apiVersion\x12\x12\n" +

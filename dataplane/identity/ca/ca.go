@@ -31,6 +31,8 @@ const (
 	FileLife = 365 * 24 * time.Hour
 	// OwnLife is that of a certificate that an agent issues for itself.
 	OwnLife = 24 * time.Hour
+	// WorkloadLife is that of a certificate that an agent issues for a workload of its node.
+	WorkloadLife = time.Hour
 
 	// slack is how much the clock of another machine may be behind.
 	slack = 10 * time.Minute
@@ -249,7 +251,7 @@ func (ca *CA) Issue(id identity.ID, life time.Duration, now time.Time) (Files, e
 		NotBefore:    later(now.Add(-slack), ca.Certificate.NotBefore),
 		NotAfter:     earlier(now.Add(life), ca.Certificate.NotAfter),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		ExtKeyUsage:  usage(id),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, ca.Certificate, key.Public(), ca.key)
 	if err != nil {
@@ -257,6 +259,14 @@ func (ca *CA) Issue(id identity.ID, life time.Duration, now time.Time) (Files, e
 	}
 	pemKey, err := encodeKey(key)
 	return Files{Roots: ca.Roots, Certificate: encode("CERTIFICATE", der), Key: pemKey}, err
+}
+
+// usage is what a certificate is good for: workloads only dial.
+func usage(id identity.ID) []x509.ExtKeyUsage {
+	if identity.IsWorkload(id) {
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	}
+	return []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 }
 
 func newSerial() *big.Int {
