@@ -59,10 +59,13 @@ schemas() {
 
 build_checks() {
   cd tools
-  build -o "$1/" tool
+  build -o "$1/" github.com/helm-unittest/helm-unittest/cmd/helm-unittest
+  GOBIN=$1 compile install sigs.k8s.io/kubectl-validate@v0.0.4
 }
 
-build() { CGO_ENABLED=0 GOCACHE=$unpacked/go nice -n 19 go build -trimpath -buildvcs=false "$@"; }
+build() { compile build -buildvcs=false "$@"; }
+
+compile() { CGO_ENABLED=0 GOCACHE=$unpacked/go nice -n 19 go "$1" -trimpath "${@:2}"; }
 
 files=$(sources)
 folder=$cache/$what-$(cat $files | sha256sum | cut -c1-16)
