@@ -31,6 +31,9 @@ gen: ## regenerate api/ (needs protoc), docs/reference/ and the definition of Se
 		--go-grpc_out=. --go-grpc_opt=module=github.com/headroom-mesh/headroom api/mesh/v1/*.proto
 	@go run ./docs/gen
 
+image: ## make the container image for amd64 and arm64 in bin/image (IMAGE=NAME:TAG)
+	@go run ./deploy/image -name $(or $(IMAGE),ghcr.io/headroom-mesh/headroom:$(shell sed -n 's/^appVersion: //p' deploy/helm/Chart.yaml))
+
 evidence: ## play all scenarios and write docs/evidence.md
 	@go run ./docs/evidence
 
@@ -45,10 +48,22 @@ bench-picks: ## measure what a pick costs, with one processor and with two conte
 bench-capture: build ## measure what it costs to be captured: connections and bytes, beside a direct way (as root)
 	@go run ./bench/capture
 
+kube-up: deps ## run Kubernetes with two nodes on this machine, as root (first builds it: 7 to 15 minutes)
+	@test/kube/cluster.sh up
+
+kube-test: deps ## test the chart there; with KUBECONFIG set, on a cluster that is up
+	@cd test/kube && go test -tags kube -count=1 -timeout 30m .
+
+kube-down: ## stop it, and remove all but what was built
+	@test/kube/cluster.sh down
+
+chart-test: ## test the chart without a cluster (first builds helm and others: 15 minutes)
+	@cd test/kube && go test -tags chart -count=1 ./chart
+
 deps: ## install the system packages that the tests use
 	@.ci/deps
 
 fuzz: ## fuzz what reads the bytes of others, FUZZTIME each (30s)
 	@.ci/fuzz $(FUZZTIME)
 
-.PHONY: help build demo test lint gen evidence bench bench-picks bench-capture deps fuzz
+.PHONY: help build demo test lint gen image evidence bench bench-picks bench-capture kube-up kube-test kube-down chart-test deps fuzz

@@ -25,28 +25,24 @@ import (
 	"github.com/headroom-mesh/headroom/registry/etcd"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 )
 
 // Agent is one node of the mesh.
 type Agent struct {
-	cfg       Config
-	registry  *etcd.Registry
-	gossip    *gossip.Gossip
-	local     *local.Local
-	dataplane *dataplane.Dataplane
-	cluster   *kube.Watcher    // nil: there is none
-	policies  *policies.Mirror // nil: there is none
-	capturing *capturing
-	names     *names.Server // nil: no names are answered
-	admin     *admin.Admin
-	identity  *identity.Source    // nil: nobody has to prove anything (--mtls off)
-	transport transport.Transport // between agents
-	metrics   *prometheus.Registry
-
-	kubernetes    kubernetes.Interface // how the cluster is reached; nil: there is none
-	kubernetesAPI *rest.Config
+	cfg        Config
+	registry   *etcd.Registry
+	gossip     *gossip.Gossip
+	local      *local.Local
+	dataplane  *dataplane.Dataplane
+	kubernetes *kube.Client     // nil: there is no cluster
+	cluster    *kube.Watcher    // nil: there is none
+	policies   *policies.Mirror // nil: there is none
+	capturing  *capturing
+	names      *names.Server // nil: no names are answered
+	admin      *admin.Admin
+	identity   *identity.Source    // nil: nobody has to prove anything (--mtls off)
+	transport  transport.Transport // between agents
+	metrics    *prometheus.Registry
 
 	snapshot atomic.Pointer[registry.Snapshot] // applied to the data plane
 	draining atomic.Bool
@@ -185,7 +181,7 @@ func (a *Agent) newLocal() error {
 func (a *Agent) newDataplane() error {
 	var err error
 	a.dataplane, err = dataplane.New(dataplane.Config{
-		Node: a.cfg.Node, Zone: a.cfg.Zone, Transport: a.transport, Mark: a.cfg.mark(), DrainTimeout: a.cfg.DrainTimeout,
+		Node: a.cfg.Node, Zone: a.cfg.Zone, Transport: a.transport, Identity: a.identity, Mark: a.cfg.mark(), DrainTimeout: a.cfg.DrainTimeout,
 		Log: a.cfg.Log, AccessLog: a.cfg.AccessLog, Metrics: a.metrics,
 	})
 	return err
@@ -195,7 +191,7 @@ func (a *Agent) newAdmin() error {
 	var err error
 	a.admin, err = admin.New(admin.Config{
 		Node: a.cfg.Node, Version: a.cfg.Version,
-		Socket: a.cfg.AdminSocket, Addr: a.cfg.Admin, HTTP: a.cfg.AdminHTTP,
+		Socket: a.cfg.AdminSocket, Addr: a.cfg.Admin, HTTP: a.cfg.AdminHTTP, MetricsAddr: a.cfg.Metrics,
 		Registry:        a.registry,
 		Connected:       a.registry.Connected,
 		Snapshot:        a.snapshot.Load,

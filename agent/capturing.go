@@ -7,12 +7,15 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/headroom-mesh/headroom/agent/admin"
 	"github.com/headroom-mesh/headroom/agent/capture"
+	"github.com/headroom-mesh/headroom/agent/kube"
 	"github.com/headroom-mesh/headroom/agent/names"
+	"github.com/headroom-mesh/headroom/agent/pods"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/dataplane"
 	"github.com/headroom-mesh/headroom/dataplane/sockets"
@@ -31,15 +34,17 @@ func (c Config) mark() uint32 {
 }
 
 // capturing leads connections here that were meant for virtual addresses: this node's, and those of the network namespaces
-// that were named.
+// that were named; and those of pods.
 type capturing struct {
-	dns *meshv1.DNSView
-	log *slog.Logger
-	all []*captured
+	dns  *meshv1.DNSView
+	log  *slog.Logger
+	all  []*captured
+	pods *pods.Pods
 
 	mu     sync.Mutex
-	cancel context.CancelFunc // guarded by mu
-	ended  chan struct{}      // closed when it is over
+	cancel context.CancelFunc                      // guarded by mu
+	fronts map[netip.AddrPort]registry.ServiceName // guarded by mu
+	ended  chan struct{}                           // closed when it is over
 }
 
 // captured is one network namespace.
@@ -60,6 +65,7 @@ func (a *Agent) newCapturing() error {
 			a.capturing.dns.Addresses = append(a.capturing.dns.Addresses, at.String())
 		}
 	}
+	a.capturing.pods = pods.New(pods.Config{Capture: a.podsConfig(), Log: a.cfg.Log})
 	if !a.cfg.Capture {
 		return nil
 	}
@@ -109,11 +115,16 @@ func (a *Agent) captureConfig(netns string) capture.Config {
 	return c
 }
 
+// podsConfig leaves out users and control groups, which are those of this node.
+func (a *Agent) podsConfig() capture.Config {
+	return capture.Config{
+		Port: a.cfg.CapturePort, IPv4: a.cfg.VirtualIPv4, IPv6: a.cfg.VirtualIPv6, ExemptPorts: a.cfg.CaptureExemptPorts,
+	}
+}
+
 // listenCaptured returns where captured connections arrive.
 func (a *Agent) listenCaptured() (all []dataplane.Listener, err error) {
-	if !a.cfg.Capture {
-		return nil, nil
-	}
+	all = append(all, dataplane.Listener{Listener: a.capturing.pods.Listener()})
 	for _, c := range a.capturing.all {
 		listeners, err := c.capture.Listen()
 		for _, l := range listeners {
@@ -135,6 +146,7 @@ func (c *capturing) run(ctx context.Context) error {
 	c.mu.Unlock()
 	defer close(c.ended)
 	var wg sync.WaitGroup
+	wg.Go(func() { _ = c.pods.Run(ctx) }) // which fails only alone
 	for _, one := range c.all {
 		wg.Go(func() {
 			err := one.capture.Run(ctx)
@@ -156,8 +168,12 @@ func (c *capturing) Stop(ctx context.Context) (removed []string, err error) {
 	c.mu.Lock()
 	cancel := c.cancel
 	c.mu.Unlock()
-	if len(c.all) == 0 || cancel == nil {
-		return capture.Remove("")
+	inPods := c.pods.Status()
+	if len(c.all)+len(inPods) == 0 || cancel == nil {
+		return capture.RemoveAll("/proc")
+	}
+	for _, s := range inPods {
+		removed = append(removed, inPlace(podNetns(s.Pod), s.Capture)...)
 	}
 	for _, one := range c.all {
 		status, err := one.capture.Status()
@@ -175,8 +191,40 @@ func (c *capturing) Stop(ctx context.Context) (removed []string, err error) {
 	}
 }
 
+// setPods says which pods of this node are captured.
+func (c *capturing) setPods(all []kube.Pod) {
+	captured := make([]pods.Pod, len(all))
+	for i, p := range all {
+		captured[i] = pods.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name, ServiceAccount: p.ServiceAccount}
+	}
+	c.pods.Set(captured)
+}
+
+// setFronts says which real addresses are captured in pods only. On the node, and in pods that are not to be captured, they lead
+// where Kubernetes says.
+func (c *capturing) setFronts(fronts map[netip.AddrPort]registry.ServiceName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fronts = fronts
+}
+
+func (c *capturing) withoutFronts(addrs []netip.AddrPort) []netip.AddrPort {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(addrs), func(at netip.AddrPort) bool {
+		_, front := c.fronts[at]
+		return front
+	})
+}
+
 // setReal says which real addresses are captured, too.
 func (c *capturing) setReal(addrs []netip.AddrPort) {
+	if err := c.pods.SetReal(addrs); err != nil {
+		c.log.Warn("not all real addresses are captured in pods", "err", err)
+	}
+	if len(c.all) > 0 {
+		addrs = c.withoutFronts(addrs)
+	}
 	for _, one := range c.all {
 		if err := one.capture.SetReal(addrs); err != nil {
 			c.log.Warn("not all real addresses are captured", "err", err)
@@ -186,6 +234,7 @@ func (c *capturing) setReal(addrs []netip.AddrPort) {
 
 // release lets new connections go where they would without an agent.
 func (c *capturing) release() {
+	c.pods.Release()
 	for _, one := range c.all {
 		if err := one.capture.Release(); err != nil {
 			c.log.Warn("connections are still captured", "err", err)
@@ -218,19 +267,28 @@ func (c *capturing) View() *meshv1.GetCaptureResponse {
 	for _, one := range c.all {
 		answer.Captures = append(answer.Captures, one.view())
 	}
+	for _, s := range c.pods.Status() {
+		answer.Captures = append(answer.Captures, view(podNetns(s.Pod), s.Capture, s.Err))
+	}
 	if c.dns.Mode == string(names.Redirect) && !answer.Captures[0].Active { // no rule redirects anything
 		answer.Dns = &meshv1.DNSView{Mode: string(names.Listen), Addresses: c.dns.Addresses, Suffixes: c.dns.Suffixes}
 	}
 	return answer
 }
 
+// podNetns is the name of a pod's network namespace.
+func podNetns(p pods.Pod) string { return "pod " + p.String() }
+
 func (c *captured) view() *meshv1.CaptureView {
-	v := &meshv1.CaptureView{Netns: c.netns}
 	if failed := c.failed.Load(); failed != nil {
-		v.Error = (*failed).Error()
-		return v
+		return view(c.netns, capture.Status{}, *failed)
 	}
 	s, err := c.capture.Status()
+	return view(c.netns, s, err)
+}
+
+func view(netns string, s capture.Status, err error) *meshv1.CaptureView {
+	v := &meshv1.CaptureView{Netns: netns}
 	if err != nil {
 		v.Error = err.Error()
 		return v

@@ -102,6 +102,9 @@ func (a *Agent) tryPorts() error {
 		flag string
 	}
 	ports := []port{{a.cfg.Gossip, "--gossip"}, {a.cfg.Admin, "--admin"}, {a.cfg.AdminHTTP, "--admin-http"}}
+	if a.cfg.Metrics.IsValid() {
+		ports = append(ports, port{a.cfg.Metrics, "--metrics"})
+	}
 	if a.cfg.EtcdEmbedded != "" {
 		ports = append(ports, port{a.cfg.EtcdListen, "--etcd-listen"}, port{a.cfg.EtcdPeerListen, "--etcd-peer-listen"})
 	}

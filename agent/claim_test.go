@@ -73,6 +73,9 @@ func TestWhatAnotherAgentHasFailsTheStartBeforeAnythingBegins(t *testing.T) {
 	other = configOf(t, "b", t.TempDir())
 	other.AdminHTTP = a.cfg.AdminHTTP
 	wantRefused(t, other, a.cfg.AdminHTTP.String(), "--admin-http")
+	other = configOf(t, "b", t.TempDir())
+	other.Metrics = a.cfg.Mesh
+	wantRefused(t, other, a.cfg.Mesh.String(), "--metrics")
 
 	claimed.release()
 	b, err := New(configOf(t, "b", dir))

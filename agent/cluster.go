@@ -3,16 +3,13 @@ package agent
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/headroom-mesh/headroom/agent/gossip"
 	"github.com/headroom-mesh/headroom/agent/kube"
 	"github.com/headroom-mesh/headroom/agent/kube/policies"
 	"github.com/headroom-mesh/headroom/registry"
-	"k8s.io/client-go/dynamic"
 )
 
 // zoneTimeout bounds how long the start waits for Kubernetes to say where the node stands.
@@ -25,19 +22,19 @@ func (a *Agent) newCluster() error {
 		a.known.happened()
 		return nil
 	}
-	client, api, err := kube.NewClient(a.cfg.Kubeconfig)
-	if err != nil {
+	var err error
+	if a.kubernetes, err = kube.NewClient(a.cfg.Kubeconfig); err != nil {
 		return fmt.Errorf("--kubernetes: %w", err)
 	}
-	a.kubernetes, a.kubernetesAPI = client, api
+	core := a.kubernetes.Core
 	if a.cfg.Zone == "" {
 		ctx, cancel := context.WithTimeout(context.Background(), zoneTimeout)
 		defer cancel()
-		if a.cfg.Zone, err = kube.Zone(ctx, client, a.cfg.Node); err != nil {
+		if a.cfg.Zone, err = kube.Zone(ctx, core, a.cfg.Node); err != nil {
 			a.cfg.Log.Warn("the zone of this node is not known", "err", err)
 		}
 	}
-	a.cluster, err = kube.New(kube.Config{Node: a.cfg.Node, Mesh: a.cfg.Mesh, Client: client, Log: a.cfg.Log, Metrics: a.metrics})
+	a.cluster, err = kube.New(kube.Config{Node: a.cfg.Node, Mesh: a.cfg.Mesh, Client: core, Log: a.cfg.Log, Metrics: a.metrics})
 	return inFlags("kube", map[string]string{"node": "--node", "mesh": "--mesh"}, err)
 }
 
@@ -46,25 +43,13 @@ func (a *Agent) newPolicies() error {
 	if !a.cfg.Kubernetes {
 		return nil
 	}
-	objects, err := dynamic.NewForConfig(a.kubernetesAPI)
-	if err != nil {
-		return fmt.Errorf("--kubernetes: make a client: %w", err)
-	}
+	var err error
 	a.policies, err = policies.New(policies.Config{
-		Node: a.cfg.Node, Namespace: agentsNamespace(), Client: a.kubernetes, Objects: objects,
+		Node: a.cfg.Node, Namespace: a.kubernetes.Namespace, Client: a.kubernetes.Core, Objects: a.kubernetes.Objects,
 		Registry: a.registry, Snapshot: a.snapshot.Load, Members: a.liveMembers, Statuses: a.admin.Statuses,
 		Log: a.cfg.Log, Metrics: a.metrics,
 	})
 	return err
-}
-
-// agentsNamespace returns the namespace of this agent's pod; outside of one, the one that agents have by default.
-func agentsNamespace() string {
-	name, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-	if err != nil || len(name) == 0 {
-		return "headroom-system"
-	}
-	return strings.TrimSpace(string(name))
 }
 
 func (a *Agent) liveMembers() []registry.NodeName {
@@ -111,7 +96,9 @@ func (a *Agent) applyLocal(endpoints []registry.Endpoint) {
 // applyCluster takes in what Kubernetes says of this node.
 func (a *Agent) applyCluster(s kube.State) {
 	a.dataplane.UpdateFronts(s.Fronts)
+	a.capturing.setFronts(s.Fronts)
 	a.applyReplicas(func(r *replicas) { r.cluster, r.clusterKnown = s.Replicas, true })
+	a.capturing.setPods(s.Pods)
 	a.known.happened()
 }
 

@@ -49,8 +49,11 @@ type Config struct {
 	// Bind is the address on which other nodes reach this one. Default 127.0.0.1: a mesh on one machine.
 	Bind netip.Addr
 	// Gossip, Mesh, Proxy, Admin and AdminHTTP are listen addresses. Default: Bind (gossip, mesh), or loopback
-	// (proxy, admin), with the usual port. If Bind is a loopback address, it is used for all of them.
+	// (proxy, admin), with the usual port. If Bind is a loopback address, it is used for all of them. A port without an
+	// address changes the port only.
 	Gossip, Mesh, Proxy, Admin, AdminHTTP netip.AddrPort
+	// Metrics is where others read the metrics, and nothing else. Default: nowhere. The default of its address is Bind.
+	Metrics netip.AddrPort
 	// Listen are addresses where callers get to one service, whatever they speak. Default none.
 	Listen []string // SERVICE=IP:PORT
 	// AdminSocket is the path of the Unix socket of the admin API. Default admin.sock in DataDir.
@@ -88,8 +91,8 @@ type Config struct {
 	// MTLS says which connections between agents are wanted: MTLSOff, MTLSPermissive or MTLSStrict. Default MTLSStrict if
 	// there are certificates, else MTLSOff.
 	MTLS string
-	// TrustDomain is what the certificates must be of, and what a new CA is for. Default: whatever they are of, and
-	// identity.DefaultDomain.
+	// TrustDomain is what the certificates must be of, and what a CA is for that is new or doesn't say. Default: whatever they
+	// are of, and identity.DefaultDomain.
 	TrustDomain string
 
 	// Capture leads the connections of this node's applications here that they make to virtual addresses. Default: they have to
@@ -164,6 +167,9 @@ func (c Config) withDefaults() Config {
 	c.Proxy = orListen(c.Proxy, local, ProxyPort)
 	c.Admin = orListen(c.Admin, local, AdminPort)
 	c.AdminHTTP = orListen(c.AdminHTTP, local, AdminHTTPPort)
+	if c.Metrics.Port() != 0 {
+		c.Metrics = orListen(c.Metrics, c.Bind, 0)
+	}
 	c.EtcdListen = orListen(c.EtcdListen, c.Bind, EtcdClientPort)
 	c.EtcdPeerListen = orListen(c.EtcdPeerListen, c.Bind, EtcdPeerPort)
 	c.DataDir = cmp.Or(c.DataDir, stateDir(c.Node))
@@ -214,7 +220,7 @@ func orListen(a netip.AddrPort, ip netip.Addr, port uint16) netip.AddrPort {
 	if a.IsValid() {
 		return a
 	}
-	return netip.AddrPortFrom(ip, port)
+	return netip.AddrPortFrom(ip, cmp.Or(a.Port(), port))
 }
 
 // stateDir is where a program of this system or user keeps what must outlive it (/var/lib, XDG_STATE_HOME).

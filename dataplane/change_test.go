@@ -506,8 +506,8 @@ func TestAccessLog(t *testing.T) {
 	if err := a.stop(); err != nil {
 		t.Error(err)
 	}
-	want := "level=INFO msg=request method=GET host=web.mesh path=/path endpoint=" + string(e.ID()) + " status=200 reason=\"\" tries=1\n" +
-		"level=INFO msg=request method=POST host=other.mesh path=/ endpoint=\"\" status=404 reason=unknown_service tries=0\n"
+	want := "level=INFO msg=request source=\"\" method=GET host=web.mesh path=/path endpoint=" + string(e.ID()) + " status=200 reason=\"\" tries=1\n" +
+		"level=INFO msg=request source=\"\" method=POST host=other.mesh path=/ endpoint=\"\" status=404 reason=unknown_service tries=0\n"
 	if log.String() != want {
 		t.Errorf("got\n%swant\n%s", log.String(), want)
 	}

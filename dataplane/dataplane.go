@@ -11,6 +11,7 @@ import (
 	"time"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/dataplane/identity"
 	"github.com/headroom-mesh/headroom/dataplane/inbound"
 	"github.com/headroom-mesh/headroom/dataplane/load"
 	"github.com/headroom-mesh/headroom/dataplane/outbound"
@@ -31,6 +32,8 @@ type Config struct {
 	Zone string // where the node is. Default: nowhere in particular
 	// Transport connects agents. Default transport.Plain.
 	Transport transport.Transport
+	// Identity is that of the transport. Default nil: nobody knows who calls.
+	Identity *identity.Source
 	// Mark is set on the connections to replicas, so that none is captured (sockets.Mark). Default none.
 	Mark uint32
 	// DrainTimeout bounds the time for requests in flight at the end. Default 30s.
@@ -62,11 +65,11 @@ func New(cfg Config) (*Dataplane, error) {
 		cfg.Transport = transport.Plain{}
 	}
 	d := &Dataplane{cfg: cfg, started: time.Now()}
-	d.relay = relay.New(relay.Config{DrainTimeout: cfg.DrainTimeout, Log: cfg.Log, Metrics: cfg.Metrics})
-	d.inbound = inbound.New(inbound.Config{Relay: d.relay, Mark: cfg.Mark, Metrics: cfg.Metrics})
+	d.relay = relay.New(relay.Config{DrainTimeout: cfg.DrainTimeout, Identity: cfg.Identity, Log: cfg.Log, Metrics: cfg.Metrics})
+	d.inbound = inbound.New(inbound.Config{Relay: d.relay, Mark: cfg.Mark, AccessLog: cfg.AccessLog, Metrics: cfg.Metrics})
 	var err error
 	d.probes, err = probe.NewClient(probe.Config{
-		Dial:  d.dialer(transport.Probe),
+		Dial:  d.dialer(cfg.Transport, transport.Probe),
 		State: func(agent netip.AddrPort, up bool) { d.outbound.SetReachable(agent, up) },
 		Log:   cfg.Log, Metrics: cfg.Metrics,
 	})
@@ -83,20 +86,24 @@ func New(cfg Config) (*Dataplane, error) {
 	return d, nil
 }
 
-func (d *Dataplane) dialer(p transport.Protocol) func(context.Context, netip.AddrPort) (net.Conn, error) {
+func (d *Dataplane) dialer(as transport.Dialer, p transport.Protocol) func(context.Context, netip.AddrPort) (net.Conn, error) {
 	return func(ctx context.Context, agent netip.AddrPort) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 		defer cancel()
-		return d.cfg.Transport.Dial(ctx, agent, p)
+		return as.Dial(ctx, agent, p)
 	}
 }
 
-// dial connects to another agent for calls. TCP goes by CONNECT.
-func (d *Dataplane) dial(ctx context.Context, agent netip.AddrPort, p relay.Protocol) (net.Conn, error) {
-	if p == relay.HTTP2 {
-		return d.dialer(transport.HTTP2)(ctx, agent)
+// dial connects to another agent for calls, of a workload or of this node. TCP goes by CONNECT.
+func (d *Dataplane) dial(ctx context.Context, agent netip.AddrPort, p relay.Protocol, w identity.Workload) (net.Conn, error) {
+	as, over := transport.Dialer(d.cfg.Transport), transport.HTTP
+	if w != (identity.Workload{}) {
+		as = d.cfg.Transport.As(w)
 	}
-	return d.dialer(transport.HTTP)(ctx, agent)
+	if p == relay.HTTP2 {
+		over = transport.HTTP2
+	}
+	return d.dialer(as, over)(ctx, agent)
 }
 
 // dialTimeout bounds a connection to another agent: a packet lost on the way is sent again within it.
@@ -104,7 +111,7 @@ const dialTimeout = 1500 * time.Millisecond
 
 // DialPeer connects to the RPC service of another agent.
 func (d *Dataplane) DialPeer(ctx context.Context, agent netip.AddrPort) (net.Conn, error) {
-	return d.dialer(transport.RPC)(ctx, agent)
+	return d.dialer(d.cfg.Transport, transport.RPC)(ctx, agent)
 }
 
 // PeerListener is where other agents connect to this agent's RPC service.
@@ -133,7 +140,8 @@ func (d *Dataplane) UpdateLocal(endpoints []registry.Endpoint) {
 	d.captured.updateLocal(endpoints)
 }
 
-// Listener is where callers connect to that want one service, whatever they speak.
+// Listener is where callers connect to that want one service, whatever they speak. It may return connections that are
+// identity.WorkloadConn.
 type Listener struct {
 	// Service is the one that they want. Default: that at whose virtual address they meant to connect, when a rule of the kernel
 	// led them here.

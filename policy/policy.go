@@ -79,9 +79,12 @@ type Forwarded string
 
 const (
 	ForwardedNone Forwarded = "none"            // not; what callers themselves say is passed on
-	ForwardedXFF  Forwarded = "x_forwarded_for" // X-Forwarded-For, -Proto and -Host
-	ForwardedRFC  Forwarded = "forwarded"       // Forwarded (RFC 7239)
+	ForwardedXFF  Forwarded = "x_forwarded_for" // X-Forwarded-For, -Proto and -Host, and -Client-Cert
+	ForwardedRFC  Forwarded = "forwarded"       // Forwarded (RFC 7239), and X-Forwarded-Client-Cert
 )
+
+// Tells reports whether replicas learn it at all.
+func (f Forwarded) Tells() bool { return f == ForwardedXFF || f == ForwardedRFC }
 
 // PrequalSync holds the parameters of the prequal_sync balancer, apart from those that it shares with prequal.
 type PrequalSync struct {

@@ -66,6 +66,8 @@ type Config struct {
 	Addr netip.AddrPort
 	// HTTP is a loopback address for metrics, health and profiles. Default 127.0.0.1:15000.
 	HTTP netip.AddrPort
+	// MetricsAddr is where others read the metrics, and nothing else. Default: nowhere.
+	MetricsAddr netip.AddrPort
 	// PeerListener takes the connections of other agents. It is closed at the end. Default: none.
 	PeerListener net.Listener
 	// DialPeer connects to another agent's Peer service, given its mesh address.
@@ -167,11 +169,11 @@ func New(cfg Config) (*Admin, error) {
 }
 
 // Listeners are the places at which an Admin answers.
-type Listeners struct{ socket, rpc, http net.Listener } // socket may be nil
+type Listeners struct{ socket, rpc, http, metrics net.Listener } // socket and metrics may be nil
 
 // Close gives them up. Run does so too.
 func (l Listeners) Close() {
-	for _, l := range []net.Listener{l.socket, l.rpc, l.http} {
+	for _, l := range []net.Listener{l.socket, l.rpc, l.http, l.metrics} {
 		if l != nil {
 			_ = l.Close()
 		}
@@ -196,12 +198,17 @@ func (a *Admin) Listen() (l Listeners, err error) {
 	if l.http, err = net.Listen("tcp", a.cfg.HTTP.String()); err != nil {
 		return l, fmt.Errorf("admin pages: %w", err)
 	}
+	if a.cfg.MetricsAddr.IsValid() {
+		if l.metrics, err = net.Listen("tcp", a.cfg.MetricsAddr.String()); err != nil {
+			return l, fmt.Errorf("metrics: %w", err)
+		}
+	}
 	return l, nil
 }
 
 // Run answers until ctx ends, then lets calls under way finish for a moment. It is called once.
 func (a *Admin) Run(ctx context.Context, l Listeners) error {
-	admin, peer, pages := a.adminRPC(), a.peerRPC(), a.pagesHTTP()
+	admin, peer, pages, metrics := a.adminRPC(), a.peerRPC(), a.serverHTTP(a.pages()), a.serverHTTP(a.metricsPage())
 	g, ctx := errgroup.WithContext(ctx)
 	if l.socket != nil {
 		g.Go(func() error { return serveRPC(admin, l.socket) })
@@ -211,6 +218,9 @@ func (a *Admin) Run(ctx context.Context, l Listeners) error {
 		g.Go(func() error { return serveRPC(peer, a.cfg.PeerListener) })
 	}
 	g.Go(func() error { return serveHTTP(pages, l.http) })
+	if l.metrics != nil {
+		g.Go(func() error { return serveHTTP(metrics, l.metrics) })
+	}
 	g.Go(func() error {
 		<-ctx.Done()
 		close(a.closing)
@@ -218,6 +228,7 @@ func (a *Admin) Run(ctx context.Context, l Listeners) error {
 		wg.Go(func() { stopRPC(admin) })
 		wg.Go(func() { stopRPC(peer) })
 		wg.Go(func() { stopHTTP(pages) })
+		wg.Go(func() { stopHTTP(metrics) })
 		wg.Wait()
 		return a.peers.close()
 	})
@@ -238,9 +249,9 @@ func (a *Admin) peerRPC() *grpc.Server {
 	return s
 }
 
-func (a *Admin) pagesHTTP() *http.Server {
+func (a *Admin) serverHTTP(pages http.Handler) *http.Server {
 	return &http.Server{
-		Handler: a.pages(), ReadHeaderTimeout: 5 * time.Second,
+		Handler: pages, ReadHeaderTimeout: 5 * time.Second,
 		ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelDebug),
 	}
 }

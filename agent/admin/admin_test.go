@@ -168,7 +168,9 @@ type running struct {
 	conn *grpc.ClientConn
 	rpc  string
 	http string
-	stop func()
+	// metrics is where others read the metrics, if anywhere.
+	metrics string
+	stop    func()
 }
 
 func start(t *testing.T, cfg Config) running {
@@ -191,7 +193,11 @@ func start(t *testing.T, cfg Config) running {
 	stop := sync.OnceFunc(func() { cancel(); wg.Wait() })
 	t.Cleanup(stop)
 	c := connect(t, l.rpc.Addr().String())
-	return running{meshv1.NewAdminClient(c), c, l.rpc.Addr().String(), "http://" + l.http.Addr().String(), stop}
+	var metrics string
+	if l.metrics != nil {
+		metrics = "http://" + l.metrics.Addr().String()
+	}
+	return running{meshv1.NewAdminClient(c), c, l.rpc.Addr().String(), "http://" + l.http.Addr().String(), metrics, stop}
 }
 
 func connect(t *testing.T, target string) *grpc.ClientConn {
@@ -779,6 +785,24 @@ func TestValidate(t *testing.T) {
 	cfg.Addr, cfg.HTTP = netip.MustParseAddrPort("[::1]:0"), netip.AddrPort{}
 	if err := cfg.Validate(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestOthersSeeMetricsOnly wants nothing else at the address that others can reach: profiles tell too much.
+func TestOthersSeeMetricsOnly(t *testing.T) {
+	cfg := newWorld().config()
+	cfg.MetricsAddr = netip.MustParseAddrPort("127.0.0.1:0")
+	a := start(t, cfg)
+	if _, err := a.ListServices(t.Context(), &meshv1.ListServicesRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if code, text := get(t, a.metrics+"/metrics"); code != 200 || !strings.Contains(text, "headroom_admin_calls_total") {
+		t.Errorf("metrics: %d %q", code, text)
+	}
+	for _, page := range []string{"/", "/readyz", "/debug/pprof/"} {
+		if code, _ := get(t, a.metrics+page); code != 404 {
+			t.Errorf("%s: %d, want none", page, code)
+		}
 	}
 }
 

@@ -21,13 +21,24 @@ func (a *Admin) pages() http.Handler {
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, index) })
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { plain(w, http.StatusOK, "ok\n") })
 	mux.HandleFunc("GET /readyz", a.readyz)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(a.cfg.Metrics, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", a.metricsHandler())
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	return mux
+}
+
+// metricsPage is what others get to see.
+func (a *Admin) metricsPage() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", a.metricsHandler())
+	return mux
+}
+
+func (a *Admin) metricsHandler() http.Handler {
+	return promhttp.HandlerFor(a.cfg.Metrics, promhttp.HandlerOpts{})
 }
 
 func (a *Admin) readyz(w http.ResponseWriter, _ *http.Request) {

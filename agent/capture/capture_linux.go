@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -22,7 +21,8 @@ type Capture struct {
 	// mu guards the fields below.
 
 	kernel *kernel // nil: the rules are not in place
-	real   map[netip.AddrPort]struct{}
+	four   bool    // only IPv4 is captured
+	real   Real
 }
 
 // New checks the configuration. It changes nothing yet.
@@ -58,8 +58,12 @@ func (c *Capture) Run(ctx context.Context) error {
 		return err
 	}
 	defer r.close()
+	ns.close()
 	if err := c.start(k, r); err != nil {
 		return err
+	}
+	if c.cfg.Pod {
+		r.close() // there are no routes to look after
 	}
 	close(c.ready)
 	c.cfg.Log.Info("connections are captured")
@@ -104,13 +108,28 @@ func (c *Capture) claim(k *kernel, r *router) error {
 
 // install guards first: nobody must get to a virtual address by a route of which the guard doesn't know.
 func (c *Capture) install(k *kernel, r *router, cgroups []cgroup) error {
+	if c.cfg.Pod {
+		six, err := r.looped6()
+		if err != nil {
+			return err
+		}
+		c.four = !six // what is redirected would have nowhere to go
+	}
 	k.guard(c.cfg)
-	if err := k.fill(c.cfg, cgroups, slices.Collect(maps.Keys(c.real))); err != nil {
+	if err := k.fill(c.cfg, c.four, cgroups, c.real.sorted); err != nil {
 		return err
 	}
 	if err := k.flush(); err != nil {
 		return fmt.Errorf("put nftables rules in place (which takes the kernel's modules nft_chain_nat, nft_redir, nft_reject_inet and nft_socket): %w", err)
 	}
+	if c.cfg.Pod {
+		return nil
+	}
+	return c.route(r)
+}
+
+// route replaces what there is of routes to virtual ranges.
+func (c *Capture) route(r *router) error {
 	if _, err := r.remove(c.cfg.ranges()...); err != nil {
 		return err
 	}
@@ -146,12 +165,15 @@ func (c *Capture) mend(r *router) error {
 	if err != nil {
 		return err
 	}
-	if len(chains) < guardChains {
+	if len(chains) < len(c.cfg.guardChains()) {
 		c.cfg.Log.Warn("the guard of the virtual addresses was removed, it is put back")
 		c.kernel.guard(c.cfg)
 		if err := c.kernel.flush(); err != nil {
 			return fmt.Errorf("put the guard back: %w", err)
 		}
+	}
+	if c.cfg.Pod {
+		return nil
 	}
 	return c.mendRoutes(r)
 }
@@ -197,7 +219,10 @@ func (c *Capture) end(k *kernel, r *router) error {
 func (c *Capture) uninstall(k *kernel, r *router) error {
 	k.DelTable(captureTable())
 	ownErr := k.flush()
-	_, routesErr := r.remove()
+	var routesErr error
+	if !c.cfg.Pod {
+		_, routesErr = r.remove()
+	}
 	k.removeGuard()
 	guardErr := k.flush()
 	if err := errors.Join(ownErr, routesErr, guardErr); err != nil {
@@ -209,44 +234,24 @@ func (c *Capture) uninstall(k *kernel, r *router) error {
 // SetReal says which addresses of replicas are captured though they are real. Until connections are captured this is only
 // noted. Those that can't be captured are left out, and named in the error.
 func (c *Capture) SetReal(addrs []netip.AddrPort) error {
-	want, bad := wanted(addrs)
+	real, bad := RealOf(addrs)
+	return errors.Join(c.ShareReal(real), bad)
+}
+
+// ShareReal does so with addresses that others share.
+func (c *Capture) ShareReal(want Real) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.kernel != nil {
-		if err := c.kernel.change(missing(c.real, want), missing(want, c.real)); err != nil {
-			return errors.Join(err, bad)
+		if err := c.kernel.change(c.real.without(want), want.without(c.real)); err != nil {
+			return err
 		}
 		if err := c.kernel.flush(); err != nil {
-			return errors.Join(fmt.Errorf("change the real addresses that are captured: %w", err), bad)
+			return fmt.Errorf("change the real addresses that are captured: %w", err)
 		}
 	}
 	c.real = want
-	return bad
-}
-
-func wanted(addrs []netip.AddrPort) (map[netip.AddrPort]struct{}, error) {
-	want := make(map[netip.AddrPort]struct{}, len(addrs))
-	var bad []error
-	for _, a := range addrs {
-		addr := a.Addr().Unmap().WithZone("")
-		if !addr.IsValid() || addr.IsUnspecified() || a.Port() == 0 {
-			bad = append(bad, fmt.Errorf("can't capture real address %v: want an IP address and a port", a))
-			continue
-		}
-		want[netip.AddrPortFrom(addr, a.Port())] = struct{}{}
-	}
-	return want, errors.Join(bad...)
-}
-
-// missing returns what is in a, and not in b.
-func missing(a, b map[netip.AddrPort]struct{}) []netip.AddrPort {
-	var all []netip.AddrPort
-	for addr := range a {
-		if _, ok := b[addr]; !ok {
-			all = append(all, addr)
-		}
-	}
-	return all
+	return nil
 }
 
 // left is what there is of this package's tables.

@@ -32,11 +32,17 @@ func (*Capture) Release() error { return errLinux }
 // SetReal fails.
 func (*Capture) SetReal([]netip.AddrPort) error { return errLinux }
 
+// ShareReal fails.
+func (*Capture) ShareReal(Real) error { return errLinux }
+
 // Status fails.
 func (*Capture) Status() (Status, error) { return Status{}, errLinux }
 
 // Remove fails.
 func Remove(string) ([]string, error) { return nil, errLinux }
+
+// RemoveAll fails.
+func RemoveAll(string) ([]string, error) { return nil, errLinux }
 
 // ListenIn fails, except in the network namespace of this process.
 func ListenIn(netns, addr string) (net.Listener, error) {

@@ -52,6 +52,11 @@ type Config struct {
 	// Netns is the network namespace, as a path such as /run/netns/NAME or /proc/PID/ns/net. Empty: that of this process.
 	Netns string
 
+	// Pod: the network namespace is that of a pod. Then only what the pod itself sends is captured, nothing that comes to it, no
+	// routes are added, as pods have one that leads out, and what an agent that died leaves refuses connections to virtual
+	// addresses and else does nothing.
+	Pod bool
+
 	// Log is told when capture starts and ends, and what had to be mended. Nil: nobody is.
 	Log *slog.Logger
 }
@@ -76,7 +81,7 @@ func (c Config) Validate() error {
 	if c.DNSPort == 0 && (c.RedirectDNS || c.RedirectPodDNS) {
 		wrong("DNSPort: want the port, 1 to 65535, to which DNS queries are redirected")
 	}
-	if len(c.ranges()) == 0 {
+	if len(c.ranges()) == 0 && !c.Pod {
 		wrong("IPv4, IPv6: want a range of virtual addresses, at least of one kind")
 	}
 	if c.IPv4.IsValid() && !c.IPv4.Addr().Is4() {
@@ -127,6 +132,9 @@ func (c Config) addresses() []netip.AddrPort {
 	all := []netip.AddrPort{
 		netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), c.Port),
 		netip.AddrPortFrom(netip.IPv6Loopback(), c.Port),
+	}
+	if c.Pod {
+		return all
 	}
 	for _, r := range c.ranges() {
 		all = append(all, c.at(r))

@@ -46,7 +46,7 @@ func (c *Capture) Listen() ([]net.Listener, error) {
 	var all []net.Listener
 	for _, at := range c.cfg.addresses() {
 		l, err := listenIn(c.cfg.Netns, at.String(), freely)
-		if at.Addr().Is6() && errors.Is(err, unix.EAFNOSUPPORT) {
+		if at.Addr().Is6() && (errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL)) {
 			continue // nor can anything come
 		}
 		if err != nil {

@@ -206,3 +206,12 @@ func prefix(n *net.IPNet) (netip.Prefix, bool) {
 	bits, _ := n.Mask.Size()
 	return netip.PrefixFrom(addr, bits).Masked(), true
 }
+
+// looped6 reports whether the loopback interface has its address of IPv6.
+func (r *router) looped6() (bool, error) {
+	addrs, err := whole(func() ([]netlink.Addr, error) { return r.AddrList(nil, netlink.FAMILY_V6) })
+	if err != nil {
+		return false, fmt.Errorf("list addresses: %w", err)
+	}
+	return slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(net.IPv6loopback) }), nil
+}

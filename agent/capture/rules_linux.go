@@ -225,7 +225,10 @@ func unreachable() []expr.Any {
 type sets struct{ uids, ports, real4, real6 *nftables.Set }
 
 // fromHere returns the rules for what this network namespace sends.
-func (c Config) fromHere(s sets, cgroups []cgroup) []rule {
+func (c Config) fromHere(s sets, four bool, cgroups []cgroup) []rule {
+	if four {
+		c.IPv6 = netip.Prefix{}
+	}
 	whose := []expr.Any{&expr.Meta{Key: expr.MetaKeySKUID, Register: register}, in(s.uids)}
 	rules := []rule{c.leaveMark(), {"leave exempt users", all(whose, leave())}}
 	for _, g := range cgroups {
@@ -235,9 +238,10 @@ func (c Config) fromHere(s sets, cgroups []cgroup) []rule {
 	for _, r := range c.ranges() {
 		rules = append(rules, rule{"redirect virtual " + kind(r), all(tcp(), toRange(r), redirect(c.Port))})
 	}
-	rules = append(rules, c.leaveItself(),
-		rule{"redirect real IPv4", all(opening(), toReal(s.real4, true), redirect(c.Port))},
-		rule{"redirect real IPv6", all(opening(), toReal(s.real6, false), redirect(c.Port))})
+	rules = append(rules, c.leaveItself(), rule{"redirect real IPv4", all(opening(), toReal(s.real4, true), redirect(c.Port))})
+	if !four {
+		rules = append(rules, rule{"redirect real IPv6", all(opening(), toReal(s.real6, false), redirect(c.Port))})
+	}
 	if c.RedirectDNS {
 		rules = append(rules, c.redirectDNS()...)
 	}
@@ -330,7 +334,7 @@ func kind(r netip.Prefix) string {
 }
 
 // fill puts sets, chains and rules into the capture table, which must be empty, when flushed.
-func (k *kernel) fill(c Config, cgroups []cgroup, addrs []netip.AddrPort) error {
+func (k *kernel) fill(c Config, four bool, cgroups []cgroup, addrs []netip.AddrPort) error {
 	s := sets{uidSet(), portSet(), realSet(true), realSet(false)}
 	for set, content := range map[*nftables.Set][]nftables.SetElement{s.uids: c.uids(), s.ports: c.ports(), s.real4: nil, s.real6: nil} {
 		if err := k.AddSet(set, content); err != nil {
@@ -341,7 +345,10 @@ func (k *kernel) fill(c Config, cgroups []cgroup, addrs []netip.AddrPort) error 
 		return err
 	}
 	t := captureTable()
-	k.chain(t, "output", nftables.ChainTypeNAT, nftables.ChainHookOutput, c.fromHere(s, cgroups))
+	k.chain(t, "output", nftables.ChainTypeNAT, nftables.ChainHookOutput, c.fromHere(s, four, cgroups))
+	if c.Pod {
+		return nil
+	}
 	k.chain(t, "prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, c.fromElsewhere(s))
 	return nil
 }
@@ -351,14 +358,31 @@ func (k *kernel) guard(c Config) {
 	t := guardTable()
 	k.removeGuard()
 	k.AddTable(t)
-	k.chain(t, "output", nftables.ChainTypeFilter, nftables.ChainHookOutput, c.refusals())
-	k.chain(t, "input", nftables.ChainTypeFilter, nftables.ChainHookInput, append(c.delivered(), c.refusals()...))
-	k.chain(t, "forward", nftables.ChainTypeFilter, nftables.ChainHookForward, c.refusals())
-	k.chain(t, "translate", nftables.ChainTypeNAT, nftables.ChainHookOutput, []rule{trackConnections()})
+	for _, chain := range c.guardChains() {
+		k.chain(t, chain.name, chain.kind, chain.hook, chain.rules)
+	}
 }
 
-// guardChains is how many chains guard makes.
-const guardChains = 4
+type chain struct {
+	name  string
+	kind  nftables.ChainType
+	hook  *nftables.ChainHook
+	rules []rule
+}
+
+// guardChains returns those of the guard table.
+func (c Config) guardChains() []chain {
+	chains := []chain{
+		{"output", nftables.ChainTypeFilter, nftables.ChainHookOutput, c.refusals()},
+		{"translate", nftables.ChainTypeNAT, nftables.ChainHookOutput, []rule{trackConnections()}},
+	}
+	if c.Pod {
+		return chains
+	}
+	return append(chains,
+		chain{"input", nftables.ChainTypeFilter, nftables.ChainHookInput, append(c.delivered(), c.refusals()...)},
+		chain{"forward", nftables.ChainTypeFilter, nftables.ChainHookForward, c.refusals()})
+}
 
 // removeGuard removes the guard table when flushed, whether or not there is one.
 func (k *kernel) removeGuard() {

@@ -25,8 +25,13 @@ func (c *Capture) Status() (Status, error) {
 		return s, err
 	}
 	s.Owner = left.owner
-	if err := k.describe(&s, left); err != nil {
+	if err := k.describe(&s); err != nil {
 		return s, err
+	}
+	if left.capture && !c.cfg.Pod { // all pods have the same
+		if err := k.describeSets(&s); err != nil {
+			return s, err
+		}
 	}
 	r, err := openRouter(ns)
 	if err != nil {
@@ -37,7 +42,7 @@ func (c *Capture) Status() (Status, error) {
 	return s, err
 }
 
-func (k *kernel) describe(s *Status, l left) error {
+func (k *kernel) describe(s *Status) error {
 	chains, err := k.ListChains()
 	if err != nil {
 		return fmt.Errorf("list nftables chains: %w", err)
@@ -52,9 +57,6 @@ func (k *kernel) describe(s *Status, l left) error {
 		if err != nil {
 			return err
 		}
-	}
-	if l.capture {
-		return k.describeSets(s)
 	}
 	return nil
 }

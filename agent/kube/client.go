@@ -4,29 +4,51 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 
 	"github.com/headroom-mesh/headroom/registry"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// NewClient returns a client of the API server, and how it is reached, for other clients. kubeconfig is a file; "" stands for
-// what Kubernetes gives every pod.
-func NewClient(kubeconfig string) (*kubernetes.Clientset, *rest.Config, error) {
+// Client reaches the API server.
+type Client struct {
+	Core    kubernetes.Interface
+	Objects dynamic.Interface // those of definitions that Kubernetes doesn't come with
+	// Namespace is that of this agent's pod; outside of one, the one that agents have by default.
+	Namespace string
+}
+
+// NewClient returns a Client. kubeconfig is a file; "" stands for what Kubernetes gives every pod.
+func NewClient(kubeconfig string) (*Client, error) {
 	cfg, err := restConfig(kubeconfig)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	cfg.UserAgent = "headroom"
-	client, err := kubernetes.NewForConfig(compact(cfg))
+	core, err := kubernetes.NewForConfig(compact(cfg))
 	if err != nil {
-		return nil, nil, fmt.Errorf("kubernetes: make a client: %w", err)
+		return nil, fmt.Errorf("kubernetes: make a client: %w", err)
 	}
-	return client, cfg, nil
+	objects, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: make a client: %w", err)
+	}
+	return &Client{Core: core, Objects: objects, Namespace: ownNamespace()}, nil
+}
+
+func ownNamespace() string {
+	name, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+	if err != nil || len(name) == 0 {
+		return "headroom-system"
+	}
+	return strings.TrimSpace(string(name))
 }
 
 func restConfig(kubeconfig string) (*rest.Config, error) {

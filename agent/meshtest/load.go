@@ -194,6 +194,7 @@ type Loss struct {
 
 // Entry is a line of an agent's access log.
 type Entry struct {
+	Message  string `json:"msg"`
 	Path     string `json:"path"`
 	Endpoint string `json:"endpoint"`
 	Status   int    `json:"status"`
@@ -239,6 +240,9 @@ func (a *Agent) access() map[int]Entry {
 		var e Entry
 		if json.Unmarshal([]byte(line), &e) != nil {
 			continue // cut off by the end of the agent
+		}
+		if e.Message != "request" {
+			continue // the same request, as the replica's agent sees it
 		}
 		if number, err := strconv.Atoi(strings.TrimPrefix(e.Path, "/")); err == nil {
 			entries[number] = e

@@ -4,9 +4,11 @@ package meshtest_test
 
 import (
 	"bytes"
+	"io"
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -128,6 +130,36 @@ func TestRefusedAgents(t *testing.T) {
 				return err == nil
 			})
 		})
+	}
+}
+
+// TestReplicasLearnWhoCalls has replicas that ask who calls, each of them of both agents.
+func TestReplicasLearnWhoCalls(t *testing.T) {
+	cfg := config(t)
+	cfg.Nodes, cfg.Replicas = []string{"a", "b"}, 1
+	m, agents := meshtest.Start(t, cfg)
+	for _, at := range cfg.Nodes {
+		l := listen(t, m.Node(at))
+		replica := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("X-Replica", r.Header.Get("X-Forwarded-Client-Cert"))
+			io.WriteString(w, "ok\n")
+		})}
+		var serving sync.WaitGroup
+		serving.Go(func() { replica.Serve(l) })
+		t.Cleanup(serving.Wait)
+		t.Cleanup(func() { replica.Close() })
+		service := "at-" + at
+		m.WriteService(m.Node(at), service+".yaml", localService(service, "http1", l.Addr().String()))
+		agents[at].MustMeshctl("policy", "set", service, "--forwarded", "x_forwarded_for")
+		for from, agent := range agents {
+			want, got := "By=spiffe://headroom.local/node/"+at+";URI=spiffe://headroom.local/node/"+from, ""
+			caller := agent.Caller()
+			meshtest.Eventually(t, patience, "a replica on "+at+" learns that "+from+" calls", func() bool {
+				var err error
+				got, err = caller.Get(t.Context(), "http://"+service+".mesh/")
+				return err == nil && got == want
+			})
+		}
 	}
 }
 

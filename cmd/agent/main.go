@@ -154,7 +154,7 @@ func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	f.StringVar(&cfg.TLS, "tls", "", "`DIR` with this agent's certificate for other agents: tls.crt, tls.key and the roots ca.crt; read again when they change")
 	f.StringVar(&cfg.CA, "ca", "", "`DIR` of a CA with its key, of which the agent makes its own certificates; made if there is none (default with --etcd-embedded: ca in --data-dir)")
 	f.StringVar(&cfg.MTLS, "mtls", "", "`MODE` of connections between agents: strict (TLS only), permissive (in the clear too) or off (default strict with --tls or --ca, else off)")
-	f.StringVar(&cfg.TrustDomain, "trust-domain", "", "`NAME` of the trust domain that certificates must be of (default: what they are of; for a new CA headroom.local)")
+	f.StringVar(&cfg.TrustDomain, "trust-domain", "", "`NAME` of the trust domain that certificates must be of (default: what they are of; for a CA that is new or does not say headroom.local)")
 
 	f.BoolVar(&cfg.Capture, "capture", false, "lead connections to virtual addresses here, by nftables: applications need no setting (Linux, CAP_NET_ADMIN)")
 	f.Uint16Var(&cfg.CapturePort, "capture-port", 0, "`PORT` where captured connections arrive (default 15006)")
@@ -180,6 +180,7 @@ func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	addr(c, &cfg.Gossip, "gossip", "`IP:PORT` for gossip, TCP and UDP (default: --bind, port 7946)")
 	addr(c, &cfg.Admin, "admin", "`IP:PORT` of the admin API, gRPC (default: loopback, port 15010)")
 	addr(c, &cfg.AdminHTTP, "admin-http", "`IP:PORT` of metrics, health and pprof (default: loopback, port 15000)")
+	addr(c, &cfg.Metrics, "metrics", "`IP:PORT` of the metrics alone, for others (default: none; the IP is that of --bind)")
 	f.StringVar(&cfg.AdminSocket, "admin-socket", "", "`PATH` of the admin API's Unix socket (default: admin.sock in --data-dir)")
 
 	f.DurationVar(&cfg.DrainDelay, "drain-delay", 0, "time between announcing the end and taking no more requests (default 1s)")
@@ -187,7 +188,7 @@ func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	f.BoolVar(&cfg.Stay, "stay", false, "keep this node's name in the gossip at the end, as for a restart")
 	f.StringVar(&logging.level, "log-level", logging.level, "`LEVEL`: debug, info, warn or error")
 	f.StringVar(&logging.format, "log-format", logging.format, "`FORMAT`: text or json")
-	f.BoolVar(&logging.access, "access-log", false, "write a JSON line per request to standard output")
+	f.BoolVar(&logging.access, "access-log", false, "write a JSON line to standard output per request that is made or delivered here")
 }
 
 // numbers is the value of a flag that may be given more than once.
@@ -236,8 +237,38 @@ func (a *addresses) Set(text string) error {
 	return nil
 }
 
+// listenAt is the value of a flag for an address that has a default. Without an IP it changes the port only.
+type listenAt netip.AddrPort
+
+func (l *listenAt) String() string {
+	switch a := netip.AddrPort(*l); {
+	case a == netip.AddrPort{}:
+		return ""
+	case !a.Addr().IsValid():
+		return fmt.Sprintf(":%d", a.Port())
+	default:
+		return a.String()
+	}
+}
+
+func (l *listenAt) Type() string { return "address" }
+
+func (l *listenAt) Set(text string) error {
+	digits, only := strings.CutPrefix(text, ":")
+	if port, err := strconv.ParseUint(digits, 10, 16); only && err == nil {
+		*l = listenAt(netip.AddrPortFrom(netip.Addr{}, uint16(port)))
+		return nil
+	}
+	at, err := netip.ParseAddrPort(text)
+	if err != nil {
+		return errors.New("want IP:PORT, or :PORT for another port at the usual IP")
+	}
+	*l = listenAt(at)
+	return nil
+}
+
 func addr(c *cobra.Command, p *netip.AddrPort, name, help string) {
-	c.Flags().TextVar(p, name, netip.AddrPort{}, help)
+	c.Flags().Var((*listenAt)(p), name, help)
 }
 
 type logFlags struct {

@@ -40,6 +40,8 @@ func TestWrongUsageIsToldAtOnce(t *testing.T) {
 		{"--etcd h:1 extra", []string{`unexpected argument "extra"`}},
 		{"--nodes a", []string{"unknown flag: --nodes"}},
 		{"--etcd h:1 --bind nonsense", []string{"--bind"}},
+		{"--etcd h:1 --gossip 7946", []string{"--gossip", "want IP:PORT, or :PORT for another port at the usual IP"}},
+		{"--etcd h:1 --gossip :70000", []string{"--gossip", "want IP:PORT, or :PORT"}},
 		{"--etcd h:1 --log-level loud", []string{`--log-level "loud": want debug, info, warn or error`}},
 		{"--etcd h:1 --log-format xml", []string{`--log-format "xml": want text or json`}},
 		{"--etcd h:1 --admin 10.0.0.1:1 --bind 0.0.0.0 --drain-timeout -1s --etcd-user u", []string{

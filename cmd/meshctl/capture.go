@@ -53,10 +53,14 @@ func writeCapture(w io.Writer, answer *meshv1.GetCaptureResponse) error {
 	if len(answer.Captures) == 0 {
 		fmt.Fprintln(w, "This agent captures no connections: start it with --capture.")
 	}
-	for _, c := range answer.Captures {
+	pods, others := podsAmong(answer.Captures)
+	for _, c := range others {
 		if err := writeCaptureOf(w, c); err != nil {
 			return err
 		}
+	}
+	if err := writePods(w, pods); err != nil {
+		return err
 	}
 	if d := answer.Dns; d != nil {
 		fmt.Fprintf(w, "DNS: %s", d.Mode)
@@ -66,6 +70,45 @@ func writeCapture(w io.Writer, answer *meshv1.GetCaptureResponse) error {
 		fmt.Fprintln(w)
 	}
 	return nil
+}
+
+// podPrefix starts what is in place of the path of a network namespace, for those of pods.
+const podPrefix = "pod "
+
+func podsAmong(all []*meshv1.CaptureView) (pods, others []*meshv1.CaptureView) {
+	for _, c := range all {
+		if strings.HasPrefix(c.Netns, podPrefix) {
+			pods = append(pods, c)
+		} else {
+			others = append(others, c)
+		}
+	}
+	return pods, others
+}
+
+func writePods(w io.Writer, pods []*meshv1.CaptureView) error {
+	if len(pods) == 0 {
+		return nil
+	}
+	var rows [][]string
+	for _, c := range pods {
+		result, note := "yes", "-"
+		if !c.Active {
+			result, note = "no", c.Error
+		}
+		rows = append(rows, []string{strings.TrimPrefix(c.Netns, podPrefix), result, strconv.FormatUint(redirected(c), 10), note})
+	}
+	return writeTable(w, "POD CAPTURED CONNECTIONS NOTE", rows)
+}
+
+// redirected is how many connections were captured.
+func redirected(c *meshv1.CaptureView) (connections uint64) {
+	for _, r := range c.Rules {
+		if strings.HasPrefix(r.What, "redirect ") {
+			connections += r.Packets
+		}
+	}
+	return connections
 }
 
 func writeCaptureOf(w io.Writer, c *meshv1.CaptureView) error {
@@ -108,10 +151,7 @@ func exemptions(c *meshv1.CaptureView) string {
 
 // removeLeftovers removes what an agent that was killed has left on this machine.
 func removeLeftovers() ([]string, error) {
-	removed, err := capture.Remove("")
-	if err != nil {
-		return nil, err
-	}
+	removed, captureErr := capture.RemoveAll("/proc")
 	const resolvConf = "/etc/resolv.conf"
 	changed, err := names.Restore(resolvConf)
 	if changed {
@@ -121,7 +161,7 @@ func removeLeftovers() ([]string, error) {
 	if dropIn {
 		removed = append(removed, "the agent's domains in systemd-resolved; reload it")
 	}
-	return removed, errors.Join(err, dropInErr)
+	return removed, errors.Join(captureErr, err, dropInErr)
 }
 
 func (a *app) captureOff() *cobra.Command {
@@ -131,11 +171,15 @@ func (a *app) captureOff() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var removed []string
+			a.one = true
 			asked := a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
 				answer, err := c.StopCapture(ctx, &meshv1.StopCaptureRequest{})
 				removed = answer.GetRemoved()
 				return err
 			})
+			if asked != nil && a.cluster.Node != "" {
+				return asked // what was left behind is not on this machine
+			}
 			if asked != nil {
 				fmt.Fprintf(cmd.ErrOrStderr(), "No agent answers here (%v): only what it may have left behind is removed.\n", asked)
 				var err error

@@ -20,16 +20,36 @@ type finding struct {
 	Check string `json:"check"`
 	OK    bool   `json:"ok"`
 	Note  string `json:"note"` // what was found, and where it is wrong, what to do
+
+	Warn    bool `json:"warn,omitempty"`    // it works, but may not be meant so
+	Skipped bool `json:"skipped,omitempty"` // nobody looked, and Note says why
+}
+
+func (f finding) result() string {
+	switch {
+	case f.Skipped:
+		return "skipped"
+	case !f.OK:
+		return "WRONG"
+	case f.Warn:
+		return "warning"
+	}
+	return "ok"
 }
 
 func (a *app) check() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Check whether this node's agent, its capture and its names work",
-		Args:  cobra.NoArgs,
+		Short: "Check whether the agents, their capture and their names work",
+		Long: `Check whether this node's agent, its capture and its names work. In a Kubernetes cluster, check its agents: whether there is
+one on each node, whether the pods that are in the mesh are captured, and what is left out. What your role in the cluster
+does not let you see is skipped. The exit code is 1 if anything is wrong.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var found []finding
-			err := a.ask(cmd.Context(), func(ctx context.Context, c *client) (err error) {
+			ctx, cancel := context.WithTimeout(cmd.Context(), surveyTimeout)
+			defer cancel()
+			err := a.converse(ctx, func(ctx context.Context, c *client) (err error) {
 				found, err = findings(ctx, c)
 				return err
 			})
@@ -39,7 +59,7 @@ func (a *app) check() *cobra.Command {
 			if err := a.writeFindings(cmd, found); err != nil {
 				return err
 			}
-			if slices.ContainsFunc(found, func(f finding) bool { return !f.OK }) {
+			if slices.ContainsFunc(found, func(f finding) bool { return !f.OK && !f.Skipped }) {
 				return errors.New("not all is well")
 			}
 			return nil
@@ -60,16 +80,17 @@ func (a *app) writeFindings(cmd *cobra.Command, found []finding) error {
 	}
 	var rows [][]string
 	for _, f := range found {
-		result := "ok"
-		if !f.OK {
-			result = "WRONG"
-		}
-		rows = append(rows, []string{f.Check, result, f.Note})
+		rows = append(rows, []string{f.Check, f.result(), f.Note})
 	}
 	return writeTable(cmd.OutOrStdout(), "CHECK RESULT NOTE", rows)
 }
 
 func findings(ctx context.Context, c *client) ([]finding, error) {
+	if c.through != nil {
+		return clusterFindings(ctx, c)
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	members, err := c.ListMembers(ctx, &meshv1.ListMembersRequest{})
 	if err != nil {
 		return nil, err
@@ -83,13 +104,15 @@ func findings(ctx context.Context, c *client) ([]finding, error) {
 		return nil, err
 	}
 	found := []finding{checkMembers(members), checkServices(services)}
-	for _, capture := range captures.Captures {
+	pods, others := podsAmong(captures.Captures)
+	for _, capture := range others {
 		found = append(found, checkRules(capture), checkShadows(capture))
 	}
-	if len(captures.Captures) == 0 {
-		return append(found, finding{"capture", true, "off: applications use the proxy or --listen"}), nil
+	found = append(found, checkPods(pods)...)
+	if len(others) == 0 && len(pods) == 0 {
+		return append(found, finding{Check: "capture", OK: true, Note: "off: applications use the proxy or --listen"}), nil
 	}
-	if s := usableService(services); s != nil {
+	if s := usableService(services); s != nil && len(others) > 0 {
 		found = append(found, checkPath(ctx, s))
 		if captures.Dns.GetMode() != "off" {
 			found = append(found, checkName(ctx, s, captures.Dns))
@@ -105,7 +128,7 @@ func checkMembers(answer *meshv1.ListMembersResponse) finding {
 			alive++
 		}
 	}
-	return finding{"agents", alive > 0, fmt.Sprintf("%d of %d alive", alive, len(answer.Members))}
+	return finding{Check: "agents", OK: alive > 0, Note: fmt.Sprintf("%d of %d alive", alive, len(answer.Members))}
 }
 
 func checkServices(answer *meshv1.ListServicesResponse) finding {
@@ -116,9 +139,9 @@ func checkServices(answer *meshv1.ListServicesResponse) finding {
 		}
 	}
 	if len(bare) == 0 {
-		return finding{"services", true, fmt.Sprintf("%d, all with replicas that are ready", len(answer.Services))}
+		return finding{Check: "services", OK: true, Note: fmt.Sprintf("%d, all with replicas that are ready", len(answer.Services))}
 	}
-	return finding{"services", false, "no replica is ready of " + strings.Join(bare, ", ") + ": see `meshctl endpoints`"}
+	return finding{Check: "services", Note: "no replica is ready of " + strings.Join(bare, ", ") + ": see `meshctl endpoints`"}
 }
 
 func where(c *meshv1.CaptureView) string {
@@ -130,20 +153,45 @@ func where(c *meshv1.CaptureView) string {
 
 func checkRules(c *meshv1.CaptureView) finding {
 	if !c.Active {
-		return finding{where(c), false, c.Error}
+		return finding{Check: where(c), Note: c.Error}
 	}
-	return finding{where(c), true, fmt.Sprintf("%d rules in %d chains, for %s", len(c.Rules), len(c.Chains), strings.Join(c.Routes, " and "))}
+	return finding{Check: where(c), OK: true, Note: fmt.Sprintf("%d rules in %d chains, for %s", len(c.Rules), len(c.Chains), strings.Join(c.Routes, " and "))}
 }
 
 func checkShadows(c *meshv1.CaptureView) finding {
 	if len(c.Before) == 0 {
-		return finding{where(c) + ", order", true, "no rules of others come first"}
+		return finding{Check: where(c) + ", order", OK: true, Note: "no rules of others come first"}
 	}
 	var chains []string
 	for _, b := range c.Before {
 		chains = append(chains, fmt.Sprintf("%s %s (priority %d)", b.Table, b.Name, b.Priority))
 	}
-	return finding{where(c) + ", order", false, "rules of others come first, and may direct connections elsewhere: " + strings.Join(chains, ", ")}
+	return finding{Check: where(c) + ", order", Note: "rules of others come first, and may direct connections elsewhere: " + strings.Join(chains, ", ")}
+}
+
+// checkPods says what is wrong in pods, of a few by name.
+func checkPods(pods []*meshv1.CaptureView) []finding {
+	if len(pods) == 0 {
+		return nil
+	}
+	var wrong []string
+	for _, c := range pods {
+		switch shadows := checkShadows(c); {
+		case !c.Active:
+			wrong = append(wrong, c.Netns+": "+c.Error)
+		case !shadows.OK:
+			wrong = append(wrong, c.Netns+": "+shadows.Note)
+		}
+	}
+	note := fmt.Sprintf("%d of %d captured", len(pods)-len(wrong), len(pods))
+	if len(wrong) == 0 {
+		return []finding{{Check: "pods", OK: true, Note: note}}
+	}
+	const few = 3
+	if more := len(wrong) - few; more > 0 {
+		wrong = append(wrong[:few], fmt.Sprintf("and %d more: see `meshctl capture status`", more))
+	}
+	return []finding{{Check: "pods", Note: note + "; " + strings.Join(wrong, "; ")}}
 }
 
 // usableService returns one that can be called; nil if there is none.
@@ -166,10 +214,10 @@ func checkPath(ctx context.Context, s *meshv1.ServiceSummary) finding {
 	address := net.JoinHostPort(s.Ipv4, "80")
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
 	if err != nil {
-		return finding{"connection", false, fmt.Sprintf("to %s (%s): %v", s.Name, address, err)}
+		return finding{Check: "connection", Note: fmt.Sprintf("to %s (%s): %v", s.Name, address, err)}
 	}
 	c.Close()
-	return finding{"connection", true, fmt.Sprintf("to %s (%s) is captured", s.Name, address)}
+	return finding{Check: "connection", OK: true, Note: fmt.Sprintf("to %s (%s) is captured", s.Name, address)}
 }
 
 // checkName asks the resolver that applications ask.
@@ -180,9 +228,9 @@ func checkName(ctx context.Context, s *meshv1.ServiceSummary, dns *meshv1.DNSVie
 	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", name)
 	switch {
 	case err != nil:
-		return finding{"names", false, fmt.Sprintf("%v (--dns %s)", err, dns.Mode)}
+		return finding{Check: "names", Note: fmt.Sprintf("%v (--dns %s)", err, dns.Mode)}
 	case !slices.Contains(addrs, netip.MustParseAddr(s.Ipv4)):
-		return finding{"names", false, fmt.Sprintf("%s is %v, want %s: another server answers (--dns %s)", name, addrs, s.Ipv4, dns.Mode)}
+		return finding{Check: "names", Note: fmt.Sprintf("%s is %v, want %s: another server answers (--dns %s)", name, addrs, s.Ipv4, dns.Mode)}
 	}
-	return finding{"names", true, name + " is " + s.Ipv4}
+	return finding{Check: "names", OK: true, Note: name + " is " + s.Ipv4}
 }

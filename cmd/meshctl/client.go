@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/cmd/meshctl/cluster"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -24,15 +26,59 @@ const (
 	callTimeout = 15 * time.Second
 )
 
+// place is where an agent is to be found.
+type place struct {
+	name     string // for people
+	patience time.Duration
+	dial     func(context.Context) (net.Conn, error)
+	through  *cluster.Cluster // nil: it is reached directly
+}
+
 // client is a connection to one agent.
 type client struct {
 	meshv1.AdminClient
-	conn    *grpc.ClientConn
-	address string
-	reason  *atomic.Value // error of the last dial, as dialError
+	place
+	conn *grpc.ClientConn
+	last *atomic.Value // dialled
 }
 
-type dialError struct{ err error }
+// dialled is how an attempt to connect ended, or how the connection ended after it.
+type dialled struct {
+	at  string // where, as the connection itself says
+	err error
+}
+
+// at names the agent for people.
+func (c *client) at() string {
+	if last, _ := c.last.Load().(dialled); c.through != nil && last.at != "" {
+		return last.at
+	}
+	return c.name
+}
+
+// noting notes why a connection through others ended, which a Kubernetes cluster tells late.
+type noting struct {
+	net.Conn
+	last *atomic.Value
+}
+
+func (n noting) Read(p []byte) (int, error) {
+	read, err := n.Conn.Read(p)
+	n.note(err)
+	return read, err
+}
+
+func (n noting) Write(p []byte) (int, error) {
+	written, err := n.Conn.Write(p)
+	n.note(err)
+	return written, err
+}
+
+func (n noting) note(err error) {
+	if err != nil && !errors.Is(err, io.EOF) {
+		n.last.Store(dialled{n.RemoteAddr().String(), err})
+	}
+}
 
 // ask connects to the agent and lets f talk to it.
 func (a *app) ask(ctx context.Context, f func(context.Context, *client) error) error {
@@ -43,7 +89,7 @@ func (a *app) ask(ctx context.Context, f func(context.Context, *client) error) e
 
 // converse is ask without a limit in time.
 func (a *app) converse(ctx context.Context, f func(context.Context, *client) error) error {
-	c, err := dial(ctx, a.agent)
+	c, err := a.reach(ctx)
 	if err != nil {
 		return err
 	}
@@ -51,27 +97,36 @@ func (a *app) converse(ctx context.Context, f func(context.Context, *client) err
 	return c.explain(f(ctx, c))
 }
 
-// dial returns once the agent answers.
-func dial(ctx context.Context, address string) (*client, error) {
+// directly is the place of an agent whose address is known.
+func directly(address string) (place, error) {
 	network, target, err := splitAddress(address)
-	if err != nil {
-		return nil, err
-	}
-	c := &client{address: address, reason: new(atomic.Value)}
+	return place{name: address, patience: dialTimeout, dial: func(ctx context.Context) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, target)
+	}}, err
+}
+
+// dial returns once the agent answers.
+func dial(ctx context.Context, p place) (*client, error) {
+	c := &client{place: p, last: new(atomic.Value)}
+	var err error
 	c.conn, err = grpc.NewClient("passthrough:///agent",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithNoProxy(),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, MaxDelay: time.Second},
-			MinConnectTimeout: dialTimeout,
+			MinConnectTimeout: p.patience,
 		}),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			conn, err := new(net.Dialer).DialContext(ctx, network, target)
-			c.reason.Store(dialError{err})
-			return conn, err
+			conn, err := p.dial(ctx)
+			if err != nil {
+				c.last.Store(dialled{err: err})
+				return nil, err
+			}
+			c.last.Store(dialled{at: conn.RemoteAddr().String()})
+			return noting{conn, c.last}, nil
 		}))
 	if err != nil {
-		return nil, fmt.Errorf("prepare a connection to %s: %w", address, err)
+		return nil, fmt.Errorf("prepare a connection to %s: %w", p.name, err)
 	}
 	c.AdminClient = meshv1.NewAdminClient(c.conn)
 	if err := c.connect(ctx); err != nil {
@@ -92,7 +147,7 @@ func splitAddress(address string) (network, target string, err error) {
 }
 
 func (c *client) connect(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	ctx, cancel := context.WithTimeout(ctx, c.patience)
 	defer cancel()
 	c.conn.Connect()
 	for {
@@ -110,18 +165,21 @@ func (c *client) noAnswer(ended error) error {
 	if errors.Is(ended, context.Canceled) {
 		return errors.New("interrupted")
 	}
-	return fmt.Errorf("no agent answers at %s (%s): is it running? set --agent or HEADROOM_AGENT", c.address, c.why(ended))
+	if failure, _ := c.last.Load().(dialled); c.through != nil && failure.err != nil {
+		return failure.err // says where, and what to do
+	}
+	return fmt.Errorf("no agent answers at %s (%s): is it running? set --agent or HEADROOM_AGENT", c.name, c.why(ended))
 }
 
 // why says in few words why there is no connection.
 func (c *client) why(ended error) string {
-	failure, _ := c.reason.Load().(dialError)
+	failure, _ := c.last.Load().(dialled)
 	if number, ok := errors.AsType[syscall.Errno](failure.err); ok {
 		return number.Error()
 	}
 	switch {
 	case ended != nil:
-		return fmt.Sprintf("nothing heard for %v", dialTimeout)
+		return fmt.Sprintf("nothing heard for %v", c.patience)
 	case failure.err != nil:
 		return failure.err.Error()
 	}
@@ -139,11 +197,11 @@ func (c *client) explain(err error) error {
 	case s.Code() == codes.Unavailable && lost:
 		return c.noAnswer(nil)
 	case s.Code() == codes.Unimplemented && strings.Contains(s.Message(), "unknown service"):
-		return fmt.Errorf("%s is not a Headroom agent: set --agent or HEADROOM_AGENT to the admin address of one", c.address)
+		return fmt.Errorf("%s is not a Headroom agent: set --agent or HEADROOM_AGENT to the admin address of one", c.at())
 	case s.Code() == codes.Unimplemented:
-		return fmt.Errorf("the agent at %s does not know this command: is it older than meshctl?", c.address)
+		return fmt.Errorf("the agent at %s does not know this command: is it older than meshctl?", c.at())
 	case s.Code() == codes.DeadlineExceeded:
-		return fmt.Errorf("the agent at %s took too long", c.address)
+		return fmt.Errorf("the agent at %s took too long", c.at())
 	case s.Code() == codes.Canceled:
 		return errors.New("interrupted")
 	case s.Code() == codes.InvalidArgument && strings.Contains(s.Message(), "\n"):

@@ -78,6 +78,7 @@ agent too, until they are deregistered.`,
 			if err != nil {
 				return err
 			}
+			a.one = true
 			return a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
 				answer, err := c.Register(ctx, &meshv1.RegisterRequest{Service: doc})
 				if err != nil {
@@ -175,6 +176,7 @@ func (a *app) deregister() *cobra.Command {
 					return misused("--address: %v", err)
 				}
 			}
+			a.one = true
 			return a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
 				return deregister(ctx, cmd, c, args[0], addresses)
 			})

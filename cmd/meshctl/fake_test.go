@@ -37,6 +37,13 @@ type fakeAgent struct {
 	garbled  map[string]bool // services whose policy can't be read
 	empty    map[string]bool // services whose policy says nothing
 	sampled  int
+	captures []*meshv1.CaptureView
+}
+
+func (f *fakeAgent) GetCapture(context.Context, *meshv1.GetCaptureRequest) (*meshv1.GetCaptureResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return &meshv1.GetCaptureResponse{Captures: f.captures}, nil
 }
 
 func newFakeAgent() *fakeAgent {
@@ -78,6 +85,8 @@ func (f *fakeAgent) set(what string) error {
 		f.lagging = true
 	case "away":
 		f.away = true
+	case "captures":
+		f.captures = append(f.captures, &meshv1.CaptureView{Netns: "pod " + count, Active: true})
 	case "empty":
 		f.empty = map[string]bool{count: true}
 	case "managing":

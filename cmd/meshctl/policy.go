@@ -115,7 +115,7 @@ func (e unreadable) Error() string { return string(e) }
 
 func (c *client) noteCopy(cmd *cobra.Command, fromCopy bool) {
 	if fromCopy {
-		cmd.PrintErrf("note: the registry is unreachable: this is the copy of agent %s\n", c.address)
+		cmd.PrintErrf("note: the registry is unreachable: this is the copy of agent %s\n", c.at())
 	}
 }
 

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"cmp"
-	"os"
 	"strings"
 
 	"github.com/headroom-mesh/headroom/policy/document"
@@ -13,7 +11,7 @@ const defaultAgent = "127.0.0.1:15010"
 
 // app is one run of meshctl.
 type app struct {
-	agent  string // the address as the user gave it
+	target
 	output string // table, yaml or json
 	ran    bool   // whether the command line was understood
 }
@@ -24,17 +22,18 @@ func (a *app) root() *cobra.Command {
 		Short: "Set policies and see what the balancers of the mesh see",
 		Long: `Meshctl sets the policy of a service, registers replicas and shows what the balancers see.
 
-It talks to any one agent of the mesh; register and deregister concern that agent's own node.
+It talks to any one agent of the mesh: the one that --agent or HEADROOM_AGENT names, else that of this machine, else one of
+the Kubernetes cluster that kubectl would use, through its API server. Register, deregister and capture off concern that
+agent's own node; in a cluster, --node names it. A SERVICE may be written NAMESPACE/NAME or NAMESPACE/NAME:PORT, as in
+Kubernetes, for NAME.NAMESPACE or PORT.NAME.NAMESPACE.
 Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		DisableAutoGenTag: true,
 	}
-	root.PersistentFlags().StringVar(&a.agent, "agent", cmp.Or(os.Getenv("HEADROOM_AGENT"), defaultAgent),
-		"agent to ask: HOST:PORT or unix:///PATH; the environment variable HEADROOM_AGENT changes the default")
-	root.PersistentFlags().Lookup("agent").DefValue = defaultAgent
+	a.target.flags(root)
 	root.AddCommand(
-		a.services(), a.endpoints(), a.members(), a.register(), a.deregister(), a.policy(), a.top(), a.capture(), a.check(), a.ca(), a.simulate(), version(), docs())
+		a.services(), a.endpoints(), a.members(), a.register(), a.deregister(), a.policy(), a.top(), a.capture(), a.check(), a.ca(), a.simulate(), a.call(), a.echo(), version(), docs())
 	root.SetHelpCommand(help())
 	a.noteRun(root)
 	return root
@@ -61,6 +60,9 @@ func (a *app) noteRun(cmd *cobra.Command) {
 	if run := cmd.RunE; run != nil {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
 			a.ran = true
+			if err := a.settle(cmd); err != nil {
+				return err
+			}
 			return run(cmd, args)
 		}
 	}
@@ -69,19 +71,12 @@ func (a *app) noteRun(cmd *cobra.Command) {
 	}
 }
 
-// serviceArg takes the name of a service as the only argument.
+// serviceArg takes the name of a service as the only argument, and rewrites it as the mesh writes it.
 func serviceArg(_ *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return misused("want one argument, the name of a service, got %d", len(args))
 	}
-	return validName(args[0])
-}
-
-func validName(service string) error {
-	if !document.IsLabel(service) {
-		return misused("%q is not a valid service name: want a DNS label (a-z, 0-9 and '-' inside, 63 characters at most)", service)
-	}
-	return nil
+	return meshName(&args[0])
 }
 
 // optionalServiceArg is serviceArg for commands that can do without.
@@ -90,7 +85,25 @@ func optionalServiceArg(_ *cobra.Command, args []string) error {
 		return misused("want one argument at most, the name of a service, got %d", len(args))
 	}
 	if len(args) == 1 {
-		return validName(args[0])
+		return meshName(&args[0])
+	}
+	return nil
+}
+
+// meshName makes NAMESPACE/NAME[:PORT] the name of the mesh, and refuses what is none.
+func meshName(service *string) error {
+	written := *service
+	namespace, name, inKubernetes := strings.Cut(written, "/")
+	if inKubernetes {
+		name, port, hasPort := strings.Cut(name, ":")
+		*service = name + "." + namespace
+		if hasPort {
+			*service = port + "." + *service
+		}
+	}
+	if !document.IsServiceName(*service) || inKubernetes && strings.Contains(written, ".") {
+		return misused("%q is not a valid service name: want %s, or a Kubernetes service as NAMESPACE/NAME or NAMESPACE/NAME:PORT",
+			written, document.ServiceNames)
 	}
 	return nil
 }

@@ -18,7 +18,8 @@ func TestMain(m *testing.M) {
 }
 
 // TestScripts runs the transcripts in testdata, each against a fake agent of its own. In them, "agent rivals N" makes
-// others write a policy first, N times; "agent lagging" makes an agent never apply anything.
+// others write a policy first, N times; "agent lagging" makes an agent never apply anything. "cluster has FILE" makes a fake
+// Kubernetes cluster, of $KUBE, have what a file says.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
@@ -28,6 +29,9 @@ func TestScripts(t *testing.T) {
 		UpdateScripts:       os.Getenv("UPDATE_SCRIPTS") != "",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits": exits,
+			"cluster": func(ts *testscript.TestScript, _ bool, args []string) {
+				ts.Check(ts.Value(clusterKey{}).(*fakeCluster).set(ts, args))
+			},
 			"agent": func(ts *testscript.TestScript, _ bool, args []string) {
 				ts.Check(ts.Value(agentKey{}).(*fakeAgent).set(strings.Join(args, " ")))
 			},
@@ -44,7 +48,10 @@ func exits(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-type agentKey struct{}
+type (
+	agentKey   struct{}
+	clusterKey struct{}
+)
 
 func setup(env *testscript.Env) error {
 	agent := newFakeAgent()
@@ -64,6 +71,14 @@ func setup(env *testscript.Env) error {
 		return err
 	}
 	env.Defer(other.Stop)
+	kubernetes := &fakeCluster{agent: address}
+	stop, err := kubernetes.start(env.WorkDir)
+	if err != nil {
+		return err
+	}
+	env.Defer(stop)
+	env.Values[clusterKey{}] = kubernetes
+	env.Setenv("KUBE", filepath.Join(env.WorkDir, "kubeconfig"))
 	env.Setenv("OTHER", otherAddress) // something that speaks gRPC, but is no agent
 	env.Values[agentKey{}] = agent
 	env.Setenv("HEADROOM_AGENT", address)

@@ -31,9 +31,9 @@ that the second line of the heading names. Where the balancer goes by them there
 COST (of one more request) and SLOTS (in use, of how many, and how many requests wait in line).`,
 		Args: optionalServiceArg,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			t := &topper{service: firstOf(args), agent: a.agent}
+			t := &topper{service: firstOf(args)}
 			return a.converse(cmd.Context(), func(ctx context.Context, c *client) error {
-				t.client = c
+				t.client, t.agent = c, c.at()
 				if a.output == "text" && !once && isTerminal(cmd.OutOrStdout()) && os.Getenv("TERM") != "dumb" {
 					return t.live(ctx)
 				}

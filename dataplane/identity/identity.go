@@ -15,7 +15,8 @@ import (
 const DefaultDomain = "headroom.local"
 
 type (
-	// ID is a SPIFFE ID: spiffe://DOMAIN/node/NAME or spiffe://DOMAIN/ns/NAMESPACE/svc/SERVICE.
+	// ID is a SPIFFE ID: spiffe://DOMAIN/node/NAME or spiffe://DOMAIN/ns/NAMESPACE/svc/SERVICE of an agent,
+	// spiffe://DOMAIN/ns/NAMESPACE/sa/SERVICEACCOUNT of a workload.
 	ID = spiffeid.ID
 	// Domain is a trust domain: all IDs below it are vouched for by the same roots.
 	Domain = spiffeid.TrustDomain

@@ -26,6 +26,8 @@ type Set struct {
 	roots       *x509bundle.Bundle
 	// sessions are good for no other set: a resumed one stands on the certificates that it began with.
 	sessions tls.ClientSessionCache
+	// workloads have certificates of their own. Nil: they have none.
+	workloads *workloads
 }
 
 // Parse makes a Set of three PEM files. The certificate must be the key's and be signed by a root, but may have expired.

@@ -285,6 +285,13 @@ func TestCheck(t *testing.T) {
 	if err := identity.Check(node, "b"); err == nil || !strings.Contains(err.Error(), "want spiffe://headroom.local/node/b, or spiffe://headroom.local/ns/") {
 		t.Errorf("error %v", err)
 	}
+	workload, err := identity.WorkloadID(c.Domain, identity.Workload{Namespace: "shop", ServiceAccount: "cart"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := identity.Check(workload, "a"); err == nil {
+		t.Error("an agent may go by the ID of a workload")
+	}
 	for _, bad := range []registry.NodeName{"a:b", "ä", "a b", "..", ""} {
 		if id, err := identity.NodeID(c.Domain, bad); err == nil {
 			t.Errorf("%q: %s", bad, id)

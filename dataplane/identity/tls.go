@@ -29,8 +29,11 @@ func (s *Set) Client(protocol string, want Names) *tls.Config {
 	// Names of machines say nothing here: what counts is verified below.
 	c.InsecureSkipVerify = true
 	c.VerifyConnection = func(state tls.ConnectionState) error {
-		_, err := s.verify(state.PeerCertificates, want, time.Now())
-		return err
+		id, err := s.verify(state.PeerCertificates, want, time.Now())
+		if err != nil {
+			return err
+		}
+		return mayServe(id, state.PeerCertificates[0])
 	}
 	return c
 }

@@ -1,6 +1,7 @@
 package inbound
 
 import (
+	"bytes"
 	"context"
 	"net"
 	"strconv"
@@ -54,7 +55,7 @@ func (in *Inbound) Begin(h relay.Head, now time.Time) relay.Call {
 
 // Direct returns what takes calls that were meant for one replica of this node, by those who know of no mesh.
 func (in *Inbound) Direct(id registry.EndpointID) relay.Entry {
-	return relay.Entry{Router: direct{in, id}, Service: func() relay.Service {
+	return relay.Entry{Router: direct{in, id}, Strangers: true, Service: func() relay.Service {
 		r := in.Replica(id)
 		if r == nil {
 			return relay.Service{}
@@ -83,6 +84,7 @@ type delivery struct {
 	head    relay.Head
 	begun   time.Time
 	flight  Flight
+	status  int // of the answer
 	scratch [128]byte
 	fields  [1]relay.Field
 }
@@ -103,10 +105,10 @@ func (d *delivery) Next(_ context.Context, failed *fault.Error) (relay.Hop, *fau
 	}
 	if d.direct != "" {
 		d.flight.begin(d.inbound, replica, d.begun, 0, "")
-		return relay.Hop{To: replica.upstream, Forwarded: replica.policy.Forwarded}, nil
+		return relay.Hop{To: replica.upstream, Forwarded: replica.policy.Forwarded, Certified: replica.policy.Forwarded.Tells()}, nil
 	}
 	d.flight.begin(d.inbound, replica, d.begun, d.key(), d.reservation())
-	return relay.Hop{To: replica.upstream}, nil
+	return relay.Hop{To: replica.upstream, Certified: replica.policy.Forwarded.Tells()}, nil
 }
 
 func (d *delivery) replica() (*Replica, *fault.Error) {
@@ -142,6 +144,7 @@ func (d *delivery) reservation() string {
 // Answered tells the other agent the load that the replica bears.
 func (d *delivery) Answered(h relay.Answer, now time.Time) ([]relay.Field, *fault.Error) {
 	report := d.flight.Answered(h, now)
+	d.status = h.Status()
 	if d.direct != "" {
 		return nil, nil
 	}
@@ -151,10 +154,27 @@ func (d *delivery) Answered(h relay.Answer, now time.Time) ([]relay.Field, *faul
 
 // End counts the call out.
 func (d *delivery) End(e relay.Ending, now time.Time) {
-	d.flight.End(e, now)
 	in := d.inbound
+	if in.accessLog != nil {
+		d.log(e.Reason, now)
+	}
+	d.flight.End(e, now)
 	*d = delivery{}
 	in.deliveries.Put(d)
+}
+
+// log tells what became of the call, and who has made it.
+func (d *delivery) log(reason fault.Reason, now time.Time) {
+	if d.status == 0 {
+		d.status = reason.Status()
+	}
+	endpoint := ""
+	if r := d.flight.replica; r != nil {
+		endpoint = string(r.Endpoint.ID())
+	}
+	path, _, _ := bytes.Cut(d.head.Path(nil), []byte("?"))
+	d.inbound.accessLog.Info("delivery", "source", d.head.Caller().ID.String(), "method", string(d.head.Method(nil)), "path", string(path),
+		"endpoint", endpoint, "status", d.status, "reason", string(reason), "took", now.Sub(d.begun))
 }
 
 // Flight is a call in flight at a replica of this node. The zero value is none.

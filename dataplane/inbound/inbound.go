@@ -3,6 +3,7 @@ package inbound
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,8 @@ type Inbound struct {
 	relay    *relay.Engine
 	mark     uint32
 	metrics  *metrics
+
+	accessLog *slog.Logger
 
 	deliveries   sync.Pool // of *delivery
 	reservations sync.Map  // of *Reservation, by their IDs
@@ -49,13 +52,15 @@ type Replica struct {
 type Config struct {
 	Relay *relay.Engine // carries the calls
 	// Mark is set on connections to replicas (sockets.Mark). Default none.
-	Mark    uint32
-	Metrics prometheus.Registerer // nil: not exported
+	Mark uint32
+	// AccessLog tells of the calls that others make here. Nil: none does.
+	AccessLog *slog.Logger
+	Metrics   prometheus.Registerer // nil: not exported
 }
 
 // New returns an Inbound without replicas.
 func New(cfg Config) *Inbound {
-	in := &Inbound{relay: cfg.Relay, mark: cfg.Mark, metrics: newMetrics(cfg.Metrics), ended: make(chan struct{}), snapshot: &registry.Snapshot{}}
+	in := &Inbound{relay: cfg.Relay, mark: cfg.Mark, accessLog: cfg.AccessLog, metrics: newMetrics(cfg.Metrics), ended: make(chan struct{}), snapshot: &registry.Snapshot{}}
 	in.replicas.Store(&map[registry.EndpointID]*Replica{})
 	in.deliveries.New = func() any { return new(delivery) }
 	return in

@@ -39,7 +39,7 @@ func (c *call) log(reason fault.Reason, took time.Duration) {
 		endpoint = string(c.tried[c.tries-1].ID)
 	}
 	path, _, _ := bytes.Cut(c.head.Path(nil), []byte("?"))
-	c.outbound.cfg.AccessLog.Info("request", "method", string(c.head.Method(nil)), "host", string(c.head.Authority(nil)), "path", string(path),
+	c.outbound.cfg.AccessLog.Info("request", "source", c.head.Caller().ID.String(), "method", string(c.head.Method(nil)), "host", string(c.head.Authority(nil)), "path", string(path),
 		"endpoint", endpoint, "status", c.status, "reason", string(reason), "tries", c.tries, "took", took)
 }
 

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/headroom-mesh/headroom/dataplane/identity"
 	"github.com/headroom-mesh/headroom/dataplane/relay"
 )
 
@@ -18,27 +19,48 @@ const (
 
 // agents are the ways to other agents.
 type agents struct {
-	connect func(agent netip.AddrPort) *relay.Upstream
+	connect func(agent netip.AddrPort, as identity.Workload) *relay.Upstream
 
 	mu sync.Mutex
 	// mu guards the fields below.
 
-	all    map[netip.AddrPort]*relay.Upstream
+	all    map[netip.AddrPort]*ways
 	silent map[netip.AddrPort]time.Time // since when; those whose connections are yet to be cut
 }
 
-func newAgents(connect func(agent netip.AddrPort) *relay.Upstream) *agents {
-	return &agents{connect: connect, all: map[netip.AddrPort]*relay.Upstream{}, silent: map[netip.AddrPort]time.Time{}}
+// ways are those to one agent: a connection is one caller's, as its certificate is.
+type ways struct {
+	node      *relay.Upstream
+	workloads map[identity.Workload]*relay.Upstream
 }
 
-// to returns the way to an agent.
-func (as *agents) to(agent netip.AddrPort) *relay.Upstream {
+func (w *ways) each(do func(*relay.Upstream)) {
+	do(w.node)
+	for _, u := range w.workloads {
+		do(u)
+	}
+}
+
+func newAgents(connect func(agent netip.AddrPort, as identity.Workload) *relay.Upstream) *agents {
+	return &agents{connect: connect, all: map[netip.AddrPort]*ways{}, silent: map[netip.AddrPort]time.Time{}}
+}
+
+// to returns the way to an agent, for a workload or this node.
+func (as *agents) to(agent netip.AddrPort, w identity.Workload) *relay.Upstream {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	u := as.all[agent]
+	to := as.all[agent]
+	if to == nil {
+		to = &ways{node: as.connect(agent, identity.Workload{}), workloads: map[identity.Workload]*relay.Upstream{}}
+		as.all[agent] = to
+	}
+	if w == (identity.Workload{}) {
+		return to.node
+	}
+	u := to.workloads[w]
 	if u == nil {
-		u = as.connect(agent)
-		as.all[agent] = u
+		u = as.connect(agent, w)
+		to.workloads[w] = u
 	}
 	return u
 }
@@ -48,8 +70,8 @@ func (as *agents) to(agent netip.AddrPort) *relay.Upstream {
 func (as *agents) fellSilent(now time.Time, agent netip.AddrPort) {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	if u := as.all[agent]; u != nil {
-		u.CloseIdle()
+	if to := as.all[agent]; to != nil {
+		to.each((*relay.Upstream).CloseIdle)
 		as.silent[agent] = now
 	}
 }
@@ -66,7 +88,7 @@ func (as *agents) cutSilent(now time.Time) {
 	defer as.mu.Unlock()
 	for agent, since := range as.silent {
 		if now.Sub(since) >= patience {
-			as.all[agent].Cut()
+			as.all[agent].each((*relay.Upstream).Cut)
 			delete(as.all, agent)
 			delete(as.silent, agent)
 		}
@@ -77,7 +99,7 @@ func (as *agents) cutSilent(now time.Time) {
 func (as *agents) closeIdle() {
 	as.mu.Lock()
 	defer as.mu.Unlock()
-	for _, u := range as.all {
-		u.CloseIdle()
+	for _, to := range as.all {
+		to.each((*relay.Upstream).CloseIdle)
 	}
 }

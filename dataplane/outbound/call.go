@@ -203,9 +203,10 @@ func (c *call) hop(ctx context.Context) (relay.Hop, *fault.Error) {
 	hop := relay.Hop{Deadline: c.deadline(), Forwarded: p.Forwarded}
 	key, record := c.key(), c.picked.Endpoint.Record()
 	if record.Node != c.outbound.cfg.Node {
-		hop.To, hop.Fields = c.outbound.agents.to(record.Agent), c.agentFields(key)
+		hop.To, hop.Fields = c.outbound.agents.to(record.Agent, c.head.Caller().Workload), c.agentFields(key)
 		return hop, nil
 	}
+	hop.Certified = p.Forwarded.Tells()
 	var no *fault.Error
 	hop.To, no = c.flight.Begin(c.outbound.cfg.Inbound, c.picked.Endpoint.ID, c.began, key, c.held.id())
 	c.release()

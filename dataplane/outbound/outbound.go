@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/balancer"
+	"github.com/headroom-mesh/headroom/dataplane/identity"
 	"github.com/headroom-mesh/headroom/dataplane/inbound"
 	"github.com/headroom-mesh/headroom/dataplane/probe"
 	"github.com/headroom-mesh/headroom/dataplane/relay"
@@ -36,8 +37,8 @@ type Config struct {
 	Zone    string            // where the node is, for policies that keep to it; "": nowhere in particular
 	Inbound *inbound.Inbound
 	Relay   *relay.Engine // carries the calls
-	// Dial connects to the agent at an address, for calls, and DialPeer to its RPC service.
-	Dial     func(ctx context.Context, agent netip.AddrPort, p relay.Protocol) (net.Conn, error)
+	// Dial connects to the agent at an address, for calls of a workload or of this node, and DialPeer to its RPC service.
+	Dial     func(ctx context.Context, agent netip.AddrPort, p relay.Protocol, as identity.Workload) (net.Conn, error)
 	DialPeer func(ctx context.Context, agent netip.AddrPort) (net.Conn, error)
 	Prober   Prober
 	// Seed makes the balancers' choices repeatable. Default random.
@@ -79,12 +80,12 @@ func New(cfg Config) *Outbound {
 	return o
 }
 
-// newAgent returns the way to another agent.
-func (o *Outbound) newAgent(agent netip.AddrPort) *relay.Upstream {
+// newAgent returns the way to another agent, for a workload or this node.
+func (o *Outbound) newAgent(agent netip.AddrPort, as identity.Workload) *relay.Upstream {
 	return o.cfg.Relay.NewUpstream(relay.Target{
 		Name: "agent " + agent.String(),
 		Dial: func(ctx context.Context, p relay.Protocol) (net.Conn, error) {
-			return o.cfg.Dial(ctx, agent, p)
+			return o.cfg.Dial(ctx, agent, p, as)
 		},
 		Agent:       true,
 		IdleTimeout: idleTimeout,

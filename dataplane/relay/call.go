@@ -21,7 +21,7 @@ import (
 func (s *session) serve(headLength int) bool {
 	s.in.hold(headLength)
 	defer s.in.free()
-	s.head.source = s.source
+	s.head.source, s.head.caller = s.source, &s.caller
 	s.body.begin(&s.head.Request)
 	s.ended = time.Time{}
 	if !s.place.waitsSince(answer, s.engine.watch.now()) {

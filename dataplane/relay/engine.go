@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/headroom-mesh/headroom/dataplane/identity"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -13,8 +14,10 @@ import (
 type Config struct {
 	// DrainTimeout bounds the time for calls in flight once Serve's context has ended. Default 30s.
 	DrainTimeout time.Duration
-	Log          *slog.Logger          // nil: no logs
-	Metrics      prometheus.Registerer // nil: not exported
+	// Identity is who this agent is. Nil: nobody proves anything, and nobody knows who calls.
+	Identity *identity.Source
+	Log      *slog.Logger          // nil: no logs
+	Metrics  prometheus.Registerer // nil: not exported
 }
 
 // Engine carries calls. It is safe for concurrent use.

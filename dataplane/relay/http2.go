@@ -70,7 +70,7 @@ func (c *callers) Headers(s *h2.Stream, fields []hpack.HeaderField, end bool) {
 	x.mu.Lock()
 	x.callers, x.down, x.upEnd = c, s, end
 	x.head.fields = append(x.head.fields[:0], fields...)
-	x.head.source = c.source
+	x.head.source, x.head.caller = c.source, &c.caller
 	s.State = x
 	x.beginLocked()
 	x.leaveLocked(c.conn)
@@ -222,6 +222,7 @@ func (c *http2Conn) Reset(s *h2.Stream, code http2.ErrCode, why h2.Cause) {
 type streamHead struct {
 	fields fieldList
 	source netip.AddrPort
+	caller *Caller
 }
 
 var _ Head = (*streamHead)(nil)
@@ -230,6 +231,7 @@ func (h *streamHead) Protocol() Protocol       { return HTTP2 }
 func (h *streamHead) Method(dst []byte) []byte { return append(dst, h.fields.get(":method")...) }
 func (h *streamHead) Path(dst []byte) []byte   { return append(dst, h.fields.get(":path")...) }
 func (h *streamHead) Source() netip.AddrPort   { return h.source }
+func (h *streamHead) Caller() *Caller          { return h.caller }
 func (h *streamHead) Authority(dst []byte) []byte {
 	if a := h.fields.get(":authority"); a != "" {
 		return append(dst, a...)

@@ -25,6 +25,7 @@ func (x *stream) requestLocked(hop *Hop) {
 		case f.Name == "host" && named: // it says the same
 		case f.Name == "x-forwarded-for" && hop.Forwarded == policy.ForwardedXFF: // part of the new one
 		case f.Name == "forwarded" && hop.Forwarded == policy.ForwardedRFC:
+		case f.Name == FieldCertificate && hop.hidesCertificate():
 		default:
 			fields = append(fields, *f)
 		}
@@ -32,7 +33,11 @@ func (x *stream) requestLocked(hop *Hop) {
 	if !x.entry.Agents {
 		fields = append(fields, hpack.HeaderField{Name: "via", Value: viaHTTP2})
 	}
-	x.fields = x.appendForwarded(fields, hop.Forwarded)
+	fields = x.appendForwarded(fields, hop.Forwarded)
+	if hop.Certified && !x.caller.ID.IsZero() {
+		fields = append(fields, hpack.HeaderField{Name: FieldCertificate, Value: string(x.engine.certificateOf(nil, &x.caller))})
+	}
+	x.fields = fields
 	x.more = appendMore(x.more[:0], hop.Fields)
 }
 

@@ -54,12 +54,18 @@ func (s *session) appendHead(dst []byte, hop *Hop) []byte {
 	case policy.ForwardedRFC:
 		s.head.Drop("forwarded")
 	}
+	if hop.hidesCertificate() {
+		s.head.Drop(FieldCertificate)
+	}
 	dst = s.head.Append(dst)
 	if !s.entry.Agents {
 		dst = append(dst, "Via: "+viaUs+"\r\n"...)
 	}
-	if hop.Forwarded != "" && hop.Forwarded != policy.ForwardedNone {
+	if hop.Forwarded.Tells() {
 		dst = s.appendForwarded(dst, hop.Forwarded)
+	}
+	if hop.Certified && !s.caller.ID.IsZero() {
+		dst = s.appendCertificate(dst)
 	}
 	return append(appendFields(dst, hop.Fields), "\r\n"...)
 }

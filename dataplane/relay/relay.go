@@ -59,8 +59,9 @@ type Head interface {
 	Method(dst []byte) []byte
 	Authority(dst []byte) []byte
 	Path(dst []byte) []byte
-	// Source is where the caller is.
+	// Source is where the caller is, and Caller who.
 	Source() netip.AddrPort
+	Caller() *Caller
 }
 
 // Answer is what the beginning of a response tells.
@@ -84,6 +85,8 @@ type Hop struct {
 	Deadline time.Time
 	// Forwarded says how the replica is to learn of the caller's address. Set where the caller is, not where the replica is.
 	Forwarded policy.Forwarded
+	// Certified is whether the replica is to learn who the caller is. Set where the replica is.
+	Certified bool
 }
 
 // Ending is how a call ended.

@@ -19,6 +19,8 @@ type Entry struct {
 	Protocol Protocol
 	// Agents is whether the callers are other agents.
 	Agents bool
+	// Strangers is whether callers are outside the mesh: nobody vouches for them.
+	Strangers bool
 	// Service says how connections are to be taken that can only be meant for one service. Nil: calls name theirs.
 	Service func() Service
 	// Each says more of a connection that was just accepted, or that it leads nowhere: then it is cut off. Nil: nothing to add.
@@ -87,6 +89,7 @@ func (s *server) accept(ctx context.Context, l net.Listener) error {
 }
 
 func (s *server) take(c net.Conn) {
+	c, workload := ofWorkload(c)
 	entry := &s.entry
 	if s.entry.Each != nil {
 		each, ok := s.entry.Each(c)
@@ -103,7 +106,7 @@ func (s *server) take(c net.Conn) {
 		c.Close()
 		return
 	}
-	x := newSession(s, c, entry)
+	x := newSession(s, c, entry, workload)
 	s.sessions[x] = true
 	s.engine.metrics.accepted.Inc()
 	s.engine.metrics.open.Inc()

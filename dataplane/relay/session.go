@@ -14,6 +14,7 @@ import (
 	"github.com/headroom-mesh/headroom/dataplane/fault"
 	"github.com/headroom-mesh/headroom/dataplane/h1"
 	"github.com/headroom-mesh/headroom/dataplane/h2"
+	"github.com/headroom-mesh/headroom/dataplane/identity"
 	"github.com/headroom-mesh/headroom/dataplane/sockets"
 )
 
@@ -24,6 +25,7 @@ type session struct {
 	entry  *Entry
 	conn   *socket
 	source netip.AddrPort
+	caller Caller
 	place  *place
 	*work  // nil while there is no call
 
@@ -45,9 +47,9 @@ type session struct {
 	opened   int           // streams, when last looked at
 }
 
-func newSession(s *server, c net.Conn, entry *Entry) *session {
+func newSession(s *server, c net.Conn, entry *Entry, w identity.Workload) *session {
 	x := &session{server: s, engine: s.engine, entry: entry, conn: newSocket(c)}
-	x.source = addrPort(c.RemoteAddr())
+	x.source, x.caller = addrPort(c.RemoteAddr()), x.engine.callerOn(c, w, entry)
 	x.attend = x.attendNow
 	x.place = x.engine.watch.enter(x)
 	return x

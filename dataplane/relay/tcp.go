@@ -16,6 +16,7 @@ import (
 type tcpHead struct {
 	name   string // by which the caller asks for it, in TLS
 	source netip.AddrPort
+	caller *Caller
 }
 
 var _ Head = (*tcpHead)(nil)
@@ -25,12 +26,13 @@ func (h *tcpHead) Method(dst []byte) []byte                  { return dst }
 func (h *tcpHead) Authority(dst []byte) []byte               { return append(dst, h.name...) }
 func (h *tcpHead) Path(dst []byte) []byte                    { return dst }
 func (h *tcpHead) Source() netip.AddrPort                    { return h.source }
+func (h *tcpHead) Caller() *Caller                           { return h.caller }
 func (h *tcpHead) Field(dst []byte, _ string) ([]byte, bool) { return dst, false }
 
 // serveTCP carries the connection as one call, unless the caller speaks HTTP after all.
 func (s *session) serveTCP() {
 	s.acquire()
-	h := &tcpHead{source: s.source}
+	h := &tcpHead{source: s.source, caller: &s.caller}
 	if !s.readServerName(h) {
 		return
 	}

@@ -37,7 +37,7 @@ func newWork() *work {
 func (w *work) reset() {
 	w.in.reset()
 	w.up.reset()
-	w.hop, w.x = Hop{}, exchange{}
+	w.hop, w.x, w.head.caller = Hop{}, exchange{}, nil
 	if cap(w.out) > 8*bufferSize {
 		w.out = make([]byte, 0, bufferSize+1024)
 	}
@@ -126,6 +126,7 @@ func (b *buffer) fillLine(from *socket) error {
 type requestHead struct {
 	h1.Request
 	source netip.AddrPort
+	caller *Caller
 }
 
 var _ Head = (*requestHead)(nil)
@@ -140,3 +141,4 @@ func (h *requestHead) Method(dst []byte) []byte    { return append(dst, h.Reques
 func (h *requestHead) Authority(dst []byte) []byte { return append(dst, h.Request.Authority...) }
 func (h *requestHead) Path(dst []byte) []byte      { return append(dst, h.Request.Path...) }
 func (h *requestHead) Source() netip.AddrPort      { return h.source }
+func (h *requestHead) Caller() *Caller             { return h.caller }

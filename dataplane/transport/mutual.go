@@ -73,10 +73,32 @@ func NewMutual(cfg MutualConfig) *Mutual {
 
 // Dial connects to an agent for one protocol. The connection is a *tls.Conn, unless it is one in the clear.
 func (m *Mutual) Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error) {
+	return m.dial(ctx, agent, p, identity.Workload{})
+}
+
+// As returns what dials with a workload's certificate, or the node's if there is none for workloads.
+func (m *Mutual) As(w identity.Workload) Dialer {
+	if w == (identity.Workload{}) {
+		return m
+	}
+	return forWorkload{m, w}
+}
+
+type forWorkload struct {
+	*Mutual
+	workload identity.Workload
+}
+
+// Dial is like that of Mutual.
+func (f forWorkload) Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error) {
+	return f.dial(ctx, agent, p, f.workload)
+}
+
+func (m *Mutual) dial(ctx context.Context, agent netip.AddrPort, p Protocol, w identity.Workload) (net.Conn, error) {
 	if m.cfg.Permissive && m.peers.isPlain(agent, time.Now()) {
 		return m.dialPlain(ctx, agent, p)
 	}
-	c, err := m.dialTLS(ctx, agent, p)
+	c, err := m.dialTLS(ctx, agent, p, w)
 	if err == nil {
 		return c, nil
 	}
@@ -97,12 +119,15 @@ func (m *Mutual) dialPlain(ctx context.Context, agent netip.AddrPort, p Protocol
 	return c, err
 }
 
-func (m *Mutual) dialTLS(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error) {
+func (m *Mutual) dialTLS(ctx context.Context, agent netip.AddrPort, p Protocol, w identity.Workload) (net.Conn, error) {
+	us, err := m.cfg.Identity.Current().As(w, time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("get a certificate for workload %s: %w", w, err)
+	}
 	raw, err := dial(ctx, agent, p, m.cfg.Mark)
 	if err != nil {
 		return nil, err
 	}
-	us := m.cfg.Identity.Current()
 	c := tls.Client(raw, us.Client(string(p), m.cfg.NamesAt(agent)))
 	err = within(ctx, raw, func() error { return m.greet(c, us) })
 	if err != nil {
@@ -206,6 +231,9 @@ func (m *Mutual) acceptTLS(ctx context.Context, raw net.Conn) (net.Conn, Protoco
 		if err := c.Handshake(); err != nil {
 			return accepted(err)
 		}
+		if err := mayAsk(c); err != nil {
+			return err
+		}
 		_, err := c.Write([]byte{welcome})
 		return err
 	})
@@ -217,6 +245,15 @@ func (m *Mutual) acceptTLS(ctx context.Context, raw net.Conn) (net.Conn, Protoco
 	}
 	m.metrics.began(inbound, kind(c))
 	return c, Protocol(c.ConnectionState().NegotiatedProtocol), nil
+}
+
+// mayAsk refuses to workloads all but what carries requests: probes and RPC are for agents.
+func mayAsk(c *tls.Conn) error {
+	p := Protocol(c.ConnectionState().NegotiatedProtocol)
+	if id := identity.OfPeer(c); identity.IsWorkload(id) && !p.carriesRequests() {
+		return &refusal{reason: string(identity.WrongName), text: fmt.Sprintf("refused: the certificate is that of %s, a workload, and %s is for agents", id, p)}
+	}
+	return nil
 }
 
 // accepted gives words to why a handshake failed where it was accepted.

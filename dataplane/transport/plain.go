@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/headroom-mesh/headroom/dataplane/identity"
 	"github.com/headroom-mesh/headroom/dataplane/sockets"
 )
 
@@ -53,6 +54,9 @@ func dial(ctx context.Context, agent netip.AddrPort, p Protocol, mark uint32) (n
 	}
 	return sockets.Wired(c), nil
 }
+
+// As returns t: nobody proves anything.
+func (t Plain) As(identity.Workload) Dialer { return t }
 
 // Accept reads the line that Dial wrote, and nothing after it.
 func (Plain) Accept(ctx context.Context, c net.Conn) (net.Conn, Protocol, error) {

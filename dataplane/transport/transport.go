@@ -5,6 +5,8 @@ import (
 	"context"
 	"net"
 	"net/netip"
+
+	"github.com/headroom-mesh/headroom/dataplane/identity"
 )
 
 // Protocol names what a connection between agents is used for.
@@ -25,7 +27,14 @@ func (p Protocol) carriesRequests() bool { return p == HTTP || p == HTTP2 }
 // Transport makes connections between agents. Its implementations differ in how the two ends prove who they are.
 type Transport interface {
 	// Dial connects to an agent for one protocol.
-	Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error)
+	Dialer
 	// Accept finishes on c what the other end's Dial began, and says for which protocol. It closes c on error.
 	Accept(ctx context.Context, c net.Conn) (net.Conn, Protocol, error)
+	// As returns what dials on behalf of a workload, for requests only. Whoever accepts takes that for the one who calls.
+	As(w identity.Workload) Dialer
+}
+
+// Dialer makes connections to agents.
+type Dialer interface {
+	Dial(ctx context.Context, agent netip.AddrPort, p Protocol) (net.Conn, error)
 }

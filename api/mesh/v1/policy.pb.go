@@ -195,7 +195,8 @@ type ServicePolicySpec struct {
 	// 1ms to 24h, or "0s", which means no limit. Default 0s. Of other connections over TCP, it is the time to connect.
 	Timeout string `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// How replicas learn where a request comes from: "none" (what callers say is passed on as it is), "x_forwarded_for"
-	// (X-Forwarded-For, and -Proto and -Host where callers did not say), or "forwarded" (RFC 7239). Default none.
+	// (X-Forwarded-For, and -Proto and -Host where callers did not say), or "forwarded" (RFC 7239). With either of these
+	// they also learn who calls, in X-Forwarded-Client-Cert, if agents have certificates. Default none.
 	Forwarded string `protobuf:"bytes,15,opt,name=forwarded,proto3" json:"forwarded,omitempty"`
 	// Whether connections to replicas over TCP, other than HTTP, begin with a header of the PROXY protocol, version 2, that
 	// tells where they come from. Default false.

@@ -31,6 +31,8 @@ const (
 	FileLife = 365 * 24 * time.Hour
 	// OwnLife is that of a certificate that an agent issues for itself.
 	OwnLife = 24 * time.Hour
+	// WorkloadLife is that of a certificate that an agent issues for a workload of its node.
+	WorkloadLife = time.Hour
 
 	// slack is how much the clock of another machine may be behind.
 	slack = 10 * time.Minute
@@ -54,8 +56,8 @@ type CA struct {
 
 // Options are those of Init.
 type Options struct {
-	Domain identity.Domain
-	Life   time.Duration // 0 means Life
+	Domain identity.Domain // of a CA that is made, or that doesn't say of which it is
+	Life   time.Duration   // 0 means Life
 	// Force replaces the CA that is there: no certificate of it is worth anything then.
 	Force bool
 }
@@ -80,7 +82,7 @@ func OpenOrInit(dir string, o Options, now time.Time) (ca *CA, made bool, err er
 		return nil, false, err
 	}
 	defer unlock()
-	ca, err = Open(dir)
+	ca, err = open(dir, o.Domain)
 	if errors.Is(err, ErrNone) {
 		ca, err = create(dir, o, now)
 		return ca, err == nil, err
@@ -176,7 +178,9 @@ func readFolder(dir string) (roots, key []byte, err error) {
 
 // Open reads the CA of a folder: ca.key, and ca.crt with the certificate for it and any other roots. The error is
 // ErrNone if the folder holds neither, or does not exist.
-func Open(dir string) (*CA, error) {
+func Open(dir string) (*CA, error) { return open(dir, identity.Domain{}) }
+
+func open(dir string, assumed identity.Domain) (*CA, error) {
 	if existing(dir) == "" {
 		return nil, fmt.Errorf("%s: %w", dir, ErrNone)
 	}
@@ -184,14 +188,14 @@ func Open(dir string) (*CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	ca, err := parse(roots, key)
+	ca, err := parse(roots, key, assumed)
 	if err != nil {
 		return nil, fmt.Errorf("the CA in %s: %w", dir, err)
 	}
 	return ca, nil
 }
 
-func parse(roots, key []byte) (*CA, error) {
+func parse(roots, key []byte, assumed identity.Domain) (*CA, error) {
 	signer, err := decodeKey(key)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", keyFile, err)
@@ -204,16 +208,19 @@ func parse(roots, key []byte) (*CA, error) {
 		if public, ok := signer.Public().(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(c.PublicKey) {
 			continue
 		}
-		domain, err := domainOf(c)
+		domain, err := domainOf(c, assumed)
 		return &CA{Domain: domain, Certificate: c, Roots: roots, key: signer}, err
 	}
 	return nil, fmt.Errorf("no certificate in %s is that of the key in %s", identity.RootsFile, keyFile)
 }
 
-// domainOf returns the trust domain of a CA, which is its SPIFFE ID.
-func domainOf(c *x509.Certificate) (identity.Domain, error) {
+// domainOf returns the trust domain of a CA, which is its SPIFFE ID. CAs that tools for all purposes make have none.
+func domainOf(c *x509.Certificate, assumed identity.Domain) (identity.Domain, error) {
 	if !c.IsCA {
 		return identity.Domain{}, fmt.Errorf("the certificate of %q is not that of a CA", c.Subject)
+	}
+	if len(c.URIs) == 0 && !assumed.IsZero() {
+		return assumed, nil
 	}
 	if len(c.URIs) != 1 {
 		return identity.Domain{}, fmt.Errorf("the certificate of %q does not say for which trust domain it is: make a CA with 'meshctl ca init'", c.Subject)
@@ -249,7 +256,7 @@ func (ca *CA) Issue(id identity.ID, life time.Duration, now time.Time) (Files, e
 		NotBefore:    later(now.Add(-slack), ca.Certificate.NotBefore),
 		NotAfter:     earlier(now.Add(life), ca.Certificate.NotAfter),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
-		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		ExtKeyUsage:  usage(id),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, ca.Certificate, key.Public(), ca.key)
 	if err != nil {
@@ -257,6 +264,14 @@ func (ca *CA) Issue(id identity.ID, life time.Duration, now time.Time) (Files, e
 	}
 	pemKey, err := encodeKey(key)
 	return Files{Roots: ca.Roots, Certificate: encode("CERTIFICATE", der), Key: pemKey}, err
+}
+
+// usage is what a certificate is good for: workloads only dial.
+func usage(id identity.ID) []x509.ExtKeyUsage {
+	if identity.IsWorkload(id) {
+		return []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	}
+	return []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 }
 
 func newSerial() *big.Int {

@@ -2,8 +2,15 @@ package ca_test
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
 	"io/fs"
+	"math/big"
 	"os"
 	"path/filepath"
 	"strings"
@@ -43,6 +50,46 @@ func newCA(t *testing.T, dir string, o ca.Options, now time.Time) *ca.CA {
 		t.Fatal(err)
 	}
 	return authority
+}
+
+// TestForeignCA takes a CA that some other tool made, such as the functions of Helm, and that does not say what it is for.
+func TestForeignCA(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "somebody's"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, b := range map[string]*pem.Block{"ca.crt": {Type: "CERTIFICATE", Bytes: certificate}, "ca.key": {Type: "EC PRIVATE KEY", Bytes: private}} {
+		if err := os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(b), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	if _, err := ca.Open(dir); err == nil || !strings.Contains(err.Error(), "for which trust domain") {
+		t.Errorf("opened without a trust domain: %v", err)
+	}
+	opened, made, err := ca.OpenOrInit(dir, ca.Options{Domain: domain(t, "prod")}, time.Now())
+	if err != nil || made || opened.Domain.Name() != "prod" {
+		t.Fatalf("%v, made: %v, %v", opened, made, err)
+	}
+	set, err := ca.Loader(dir, nodeID(t, opened.Domain))(time.Now())
+	if err != nil || set.ID.String() != "spiffe://prod/node/n1" {
+		t.Errorf("%v, %v", set, err)
+	}
 }
 
 func TestTrustDomains(t *testing.T) {
@@ -244,5 +291,83 @@ func TestLoader(t *testing.T) {
 	}
 	if _, err := load(now); err == nil {
 		t.Error("nothing is said of the missing key")
+	}
+}
+
+// TestWorkloads issues certificates for workloads beside the agent's own.
+func TestWorkloads(t *testing.T) {
+	now := time.Now()
+	dir := t.TempDir()
+	authority := newCA(t, dir, ca.Options{}, now)
+	load := ca.Loader(dir, nodeID(t, authority.Domain))
+	node := func() *identity.Set {
+		t.Helper()
+		set, err := load(now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return set
+	}
+	cart := identity.Workload{Namespace: "shop", ServiceAccount: "cart"}
+	as := func(w identity.Workload, after time.Duration) *identity.Set {
+		t.Helper()
+		set, err := node().As(w, now.Add(after))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return set
+	}
+	first := as(cart, 0)
+	if first.ID.String() != "spiffe://headroom.local/ns/shop/sa/cart" || first.Expires.Sub(now).Round(time.Minute) != time.Hour {
+		t.Errorf("%s until %v", first.ID, first.Expires)
+	}
+	if use := first.Leaf().ExtKeyUsage; len(use) != 1 || use[0] != x509.ExtKeyUsageClientAuth {
+		t.Errorf("good for %v, want clients only", use)
+	}
+	if as(identity.Workload{Namespace: "other", ServiceAccount: "cart"}, 0).ID == first.ID {
+		t.Error("another namespace's has the same ID")
+	}
+	if as(identity.Workload{}, 0) != node() {
+		t.Error("the node itself has another certificate")
+	}
+	if as(cart, 30*time.Minute) != first {
+		t.Error("renewed too early")
+	}
+	if second := as(cart, 40*time.Minute); second == first || !second.Expires.After(first.Expires) || as(cart, 41*time.Minute) != second {
+		t.Error("not renewed once two thirds of its life are over, or twice")
+	}
+	for _, bad := range []identity.Workload{{Namespace: "shop"}, {ServiceAccount: "cart"}, {Namespace: "..", ServiceAccount: "cart"}, {Namespace: "shop/sa/admin", ServiceAccount: "x"}} {
+		if set, err := node().As(bad, now); err == nil || !strings.Contains(err.Error(), "workload "+bad.String()) {
+			t.Errorf("%v is taken for a workload: %v, %v", bad, set, err)
+		}
+	}
+
+	// A CA that takes over issues those of workloads, too.
+	newCA(t, dir, ca.Options{Force: true}, now)
+	if third := as(cart, 0); third.Issuer == first.Issuer || third.Issuer != node().Issuer {
+		t.Errorf("issued by %s, the node's by %s", third.Issuer, node().Issuer)
+	}
+}
+
+// TestManyWorkloadsAtOnce gives all who ask for one the same certificate.
+func TestManyWorkloadsAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	authority := newCA(t, dir, ca.Options{}, time.Now())
+	node, err := ca.Loader(dir, nodeID(t, authority.Domain))(time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sets := make([]*identity.Set, 20)
+	var all sync.WaitGroup
+	for i := range sets {
+		all.Go(func() {
+			sets[i], _ = node.As(identity.Workload{Namespace: "shop", ServiceAccount: "cart"}, time.Now())
+		})
+	}
+	all.Wait()
+	for _, s := range sets {
+		if s == nil || s != sets[0] {
+			t.Fatal("they have different ones")
+		}
 	}
 }

@@ -1,0 +1,181 @@
+package pods
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/headroom-mesh/headroom/agent/capture"
+	"github.com/headroom-mesh/headroom/dataplane/identity"
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
+)
+
+// inside is what captures inside one pod.
+type inside struct {
+	pod     Pod
+	capture *capture.Capture
+	taken   atomic.Uint64 // connections
+	cancel  context.CancelFunc
+	over    chan struct{} // closed when it has ended
+	err     error         // then: why, if it was not to
+
+	// Only Pods.Run knows of the fields below.
+
+	at      found
+	lost    time.Time // since when there is no process
+	leaving bool      // it ends with its last connection
+}
+
+// newInside takes over the namespace.
+func (p *Pods) newInside(pod Pod, at found) (*inside, error) {
+	cfg := p.cfg.Capture
+	cfg.Netns = fmt.Sprintf("/proc/self/fd/%d", at.namespace.Fd())
+	cfg.Log = p.cfg.Log.With("peer", pod.String())
+	c, err := capture.New(cfg)
+	if err != nil {
+		_ = at.namespace.Close()
+		return nil, err
+	}
+	return &inside{pod: pod, capture: c, over: make(chan struct{}), at: at}, nil
+}
+
+func (in *inside) isOver() bool {
+	select {
+	case <-in.over:
+		return true
+	default:
+		return false
+	}
+}
+
+// move notes that another process is in the namespace now; if it is in another, what there is here ends.
+func (in *inside) move(to found) {
+	_ = to.namespace.Close()
+	if !sameNamespace(in.at, to) {
+		in.cancel()
+		return
+	}
+	in.at.process, in.lost = to.process, time.Time{}
+}
+
+func (in *inside) release(log *slog.Logger) {
+	if err := in.capture.Release(); err != nil {
+		log.Warn("connections of a pod are still captured", "peer", in.pod.String(), "err", err)
+	}
+}
+
+// run captures until ctx ends.
+func (p *Pods) run(ctx context.Context, in *inside) {
+	namespace := in.at.namespace
+	in.err = p.capture(ctx, in)
+	_ = namespace.Close()
+	close(in.over)
+	p.order(func(*orders) {}) // to take note
+}
+
+// capture fails if it can't start.
+func (p *Pods) capture(ctx context.Context, in *inside) error {
+	select {
+	case p.settling <- struct{}{}:
+	case <-ctx.Done():
+		return nil
+	}
+	listeners, err := in.capture.Listen()
+	if err != nil {
+		<-p.settling
+		return fmt.Errorf("%w; choose another port for captured connections", err)
+	}
+	running, end := context.WithCancel(ctx)
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	defer end()
+	parts.Go(func() { p.settle(running, in) })
+	for _, l := range listeners {
+		defer l.Close()
+		parts.Go(func() { p.accept(running, in, l) })
+	}
+	return in.capture.Run(ctx)
+}
+
+// settle waits until connections are captured, or can't be.
+func (p *Pods) settle(ctx context.Context, in *inside) {
+	defer func() { <-p.settling }()
+	select {
+	case <-ctx.Done():
+		return
+	case <-in.capture.Ready():
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.failed, in.pod.UID)
+	if p.orders.released { // meanwhile
+		in.release(p.cfg.Log)
+	}
+}
+
+func (p *Pods) accept(ctx context.Context, in *inside, l net.Listener) {
+	for {
+		c, err := sockets.Accept(ctx, l, p.cfg.Log)
+		if err != nil {
+			return
+		}
+		in.taken.Add(1)
+		p.listener.hand(identity.WorkloadConn{Conn: c, Workload: in.pod.workload()})
+	}
+}
+
+// Status is what there is in one pod.
+type Status struct {
+	Pod Pod
+	// Connections is how many were captured.
+	Connections uint64
+	// Capture is what is in the kernel.
+	Capture capture.Status
+	// Err is why nothing is captured, unless that is over.
+	Err error
+}
+
+var (
+	errNotFound = errors.New("it has no process yet, or none that can be seen: the agent must see those of all the node (hostPID)")
+	errSettling = errors.New("it is about to be captured")
+)
+
+// Status tells of all pods that are to be captured, or still are, in the order of their names.
+func (p *Pods) Status() []Status {
+	p.mu.Lock()
+	held := maps.Clone(p.inside)
+	var all []Status
+	for uid, pod := range p.orders.wanted {
+		switch {
+		case p.ended:
+			all = append(all, Status{Pod: pod})
+		case held[uid] == nil:
+			all = append(all, Status{Pod: pod, Err: cmp.Or(p.failed[uid], errNotFound)})
+		}
+	}
+	p.mu.Unlock()
+	for _, in := range held {
+		if !in.isOver() {
+			all = append(all, in.status())
+		}
+	}
+	slices.SortFunc(all, func(a, b Status) int { return cmp.Compare(a.Pod.String(), b.Pod.String()) })
+	return all
+}
+
+func (in *inside) status() Status {
+	s := Status{Pod: in.pod, Connections: in.taken.Load()}
+	s.Capture, s.Err = in.capture.Status()
+	if s.Err == nil && s.Capture.Owner == 0 {
+		s.Err = errSettling
+	}
+	return s
+}
