@@ -61,6 +61,17 @@ func (c *Capture) Run(ctx context.Context) error {
 	if err := c.start(k, r); err != nil {
 		return err
 	}
+	c.cfg.Log.Info("connections are captured")
+	if c.cfg.RedirectDNS {
+		if err := r.forgetDNS(); err != nil {
+			c.cfg.Log.Warn("DNS queries of programs that have asked before may not be redirected for another half minute", "err", err)
+		}
+	}
+	if c.cfg.RedirectDNS {
+		if err := r.forgetDNS(); err != nil {
+			c.cfg.Log.Warn("DNS queries of programs that have asked before may not be redirected for another half minute", "err", err)
+		}
+	}
 	close(c.ready)
 	c.cfg.Log.Info("connections are captured")
 	c.watch(ctx, r)

@@ -370,50 +370,81 @@ func TestDNS(t *testing.T) {
 	wantOutcome(t, "TCP from a pod", n.pod.dial("10.9.0.1:53"), "captured 10.9.0.1:53")
 }
 
+// TestDNSOfLastingSockets expects the queries of a program that keeps its socket to be redirected as soon as capture begins.
+func TestDNSOfLastingSockets(t *testing.T) {
+	n := newNode(t)
+	n.nft("table inet firewall {", "chain c {", "type filter hook output priority 0", "ct state new accept", "}", "}") // has the kernel track connections
+	cfg := n.config()
+	cfg.RedirectDNS, cfg.DNSPort = true, n.dns()
+	for _, to := range []string{"10.9.0.2:53", "[fd09::2]:53"} {
+		n.pod.answer(netip.MustParseAddrPort(to), "no agent")
+		var c net.Conn
+		if err := n.do(func() (err error) { c, err = net.Dial("udp", to); return err }); err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		wantOutcome(t, "before", outcome(ask(c)), "no agent")
+		_, stop := start(t, cfg)
+		wantOutcome(t, "while it captures", outcome(ask(c)), "an answer")
+		stop()
+	}
+}
+
 // dns answers everything over UDP at the agent's port.
 func (n *node) dns() uint16 {
 	n.t.Helper()
 	for _, addr := range []string{"127.0.0.1", "10.9.0.1", "::1"} {
-		var c net.PacketConn
-		err := n.do(func() (err error) {
-			c, err = net.ListenPacket("udp", netip.AddrPortFrom(netip.MustParseAddr(addr), n.port).String())
-			return err
-		})
-		if err != nil {
-			n.t.Fatal(err)
-		}
-		n.t.Cleanup(func() { c.Close() })
-		go func() {
-			b := make([]byte, 100)
-			for {
-				_, from, err := c.ReadFrom(b)
-				if err != nil {
-					return
-				}
-				c.WriteTo([]byte("an answer"), from)
-			}
-		}()
+		n.answer(netip.AddrPortFrom(netip.MustParseAddr(addr), n.port), "an answer")
 	}
 	return n.port
 }
 
+// answer answers everything that comes to an address by UDP.
+func (s *space) answer(at netip.AddrPort, with string) {
+	s.t.Helper()
+	var c net.PacketConn
+	err := s.do(func() (err error) {
+		c, err = net.ListenPacket("udp", at.String())
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { c.Close() })
+	go func() {
+		b := make([]byte, 100)
+		for {
+			_, from, err := c.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			c.WriteTo([]byte(with), from)
+		}
+	}()
+}
+
 // query sends something by UDP, and returns the answer.
 func (s *space) query(to string) string {
-	var said []byte
+	var said string
 	err := s.do(func() error {
 		c, err := net.Dial("udp", to)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(3 * time.Second))
-		c.Write([]byte("a query"))
-		b := make([]byte, 100)
-		k, err := c.Read(b)
-		said = b[:k]
+		said, err = ask(c)
 		return err
 	})
-	return outcome(string(said), err)
+	return outcome(said, err)
+}
+
+// ask sends something, and returns the answer.
+func ask(c net.Conn) (string, error) {
+	c.SetDeadline(time.Now().Add(3 * time.Second))
+	c.Write([]byte("a query"))
+	b := make([]byte, 100)
+	k, err := c.Read(b)
+	return string(b[:k]), err
 }
 
 // TestKilled kills a process that captures. Virtual addresses are refused at once, whoever listens at their ports; real ones
