@@ -54,9 +54,10 @@ func testKilled(t *testing.T, ipv6 bool, kills int) {
 		{what: "a real address from a pod", from: pod, host: called.Address.String(), plain: called.String()},
 	}
 	for _, app := range apps[:len(apps):len(apps)] {
-		lasting := *app
-		lasting.what, lasting.lasting = app.what+", lasting connection", true
-		apps = append(apps, &lasting)
+		apps = append(apps, &application{
+			what: app.what + ", lasting connection", lasting: true,
+			from: app.from, host: app.host, plain: app.plain, resolver: app.resolver,
+		})
 	}
 	stop := callAll(t, apps)
 	deaths := make([]death, kills)
