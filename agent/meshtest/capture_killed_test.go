@@ -127,7 +127,11 @@ func callAll(t *testing.T, apps []*application) (stop func()) {
 }
 
 func (a *application) call(ctx context.Context) {
-	transport := &http.Transport{DialContext: a.dial, DisableKeepAlives: !a.lasting}
+	dial := a.from.DialContext
+	if a.resolver != nil {
+		dial = byName(a.from, a.resolver, "ip4")
+	}
+	transport := &http.Transport{DialContext: dial, DisableKeepAlives: !a.lasting}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
 	pause := time.NewTicker(15 * time.Millisecond)
@@ -141,22 +145,6 @@ func (a *application) call(ctx context.Context) {
 		a.mu.Unlock()
 		<-pause.C
 	}
-}
-
-// dial connects as a program on the node does, which asks a server for names.
-func (a *application) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	if a.resolver == nil {
-		return a.from.DialContext(ctx, network, address)
-	}
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	addrs, err := a.resolver.LookupNetIP(ctx, "ip4", host)
-	if err != nil {
-		return nil, err
-	}
-	return a.from.DialContext(ctx, network, net.JoinHostPort(addrs[0].String(), port))
 }
 
 func ask(client *http.Client, url string) (replica string, err error) {
@@ -315,8 +303,5 @@ func emptyResolver(t *testing.T, server, program *meshtest.Node) *net.Resolver {
 		l.Close()
 		serving.Wait()
 	})
-	at := l.LocalAddr().String()
-	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return program.DialContext(ctx, network, at)
-	}}
+	return resolverAt(program, l.LocalAddr().String())
 }

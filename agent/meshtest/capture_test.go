@@ -3,7 +3,9 @@
 package meshtest_test
 
 import (
+	"context"
 	"encoding/json"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -76,6 +78,28 @@ func curl(t *testing.T, n *meshtest.Node, args ...string) (out string, code int)
 	p := n.Start("curl", nil, "curl", append([]string{"-q", "-sS", "--max-time", "5"}, args...)...)
 	code = p.Wait(10 * time.Second)
 	return p.Output() + p.Log(), code
+}
+
+// resolverAt returns a resolver that asks a server, as a program on a node does.
+func resolverAt(n *meshtest.Node, server string) *net.Resolver {
+	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return n.DialContext(ctx, network, server)
+	}}
+}
+
+// byName returns what connects as a program on a node does, which asks a resolver for addresses of a kind, ip4 or ip6.
+func byName(n *meshtest.Node, r *net.Resolver, kind string) func(ctx context.Context, network, address string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		host, port, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		addrs, err := r.LookupNetIP(ctx, kind, host)
+		if err != nil {
+			return nil, err
+		}
+		return n.DialContext(ctx, network, net.JoinHostPort(addrs[0].String(), port))
+	}
 }
 
 // TestCapture has applications that connect as if there were no mesh: by a service's name, and by its addresses.
