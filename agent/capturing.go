@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
+	"time"
 
 	"github.com/headroom-mesh/headroom/agent/admin"
 	"github.com/headroom-mesh/headroom/agent/capture"
@@ -33,9 +35,10 @@ func (c Config) mark() uint32 {
 // capturing leads connections here that were meant for virtual addresses: this node's, and those of the network namespaces
 // that were named.
 type capturing struct {
-	dns *meshv1.DNSView
-	log *slog.Logger
-	all []*captured
+	dns  *meshv1.DNSView
+	mark uint32
+	log  *slog.Logger
+	all  []*captured
 
 	mu     sync.Mutex
 	cancel context.CancelFunc // guarded by mu
@@ -52,7 +55,7 @@ type captured struct {
 var _ admin.Capture = (*capturing)(nil)
 
 func (a *Agent) newCapturing() error {
-	a.capturing = &capturing{log: a.cfg.Log, ended: make(chan struct{}), dns: &meshv1.DNSView{Mode: a.cfg.DNS}}
+	a.capturing = &capturing{log: a.cfg.Log, mark: a.cfg.mark(), ended: make(chan struct{}), dns: &meshv1.DNSView{Mode: a.cfg.DNS}}
 	if a.cfg.DNS != DNSOff {
 		a.cfg.DNSListen = dnsListen(a.cfg)
 		a.capturing.dns.Suffixes = a.cfg.DNSSuffixes
@@ -173,6 +176,27 @@ func (c *capturing) Stop(ctx context.Context) (removed []string, err error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// Check reports whether a connection of this node has come here, and tries one of the agent's own to the same address. If
+// that is not refused, requests would come back to the agent that sends them.
+func (c *capturing) Check(ctx context.Context, from, to netip.AddrPort) (arrived bool, loop string, err error) {
+	if len(c.all) == 0 {
+		return false, "", errors.New("this agent does not capture (--capture)")
+	}
+	if arrived, err = c.all[0].capture.Arrived(ctx, from); err != nil {
+		return false, "", err
+	}
+	own := net.Dialer{Control: sockets.Mark(c.mark), Timeout: time.Second}
+	conn, err := own.DialContext(ctx, "tcp", to.String())
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return arrived, "", nil
+	case err != nil:
+		return arrived, err.Error(), nil
+	}
+	conn.Close()
+	return arrived, "it is answered", nil
 }
 
 // setReal says which real addresses are captured, too.

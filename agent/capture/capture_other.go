@@ -35,6 +35,9 @@ func (*Capture) SetReal([]netip.AddrPort) error { return errLinux }
 // Status fails.
 func (*Capture) Status() (Status, error) { return Status{}, errLinux }
 
+// Arrived fails.
+func (*Capture) Arrived(context.Context, netip.AddrPort) (bool, error) { return false, errLinux }
+
 // Remove fails.
 func Remove(string) ([]string, error) { return nil, errLinux }
 

@@ -123,7 +123,7 @@ func TestCapture(t *testing.T) {
 			t.Errorf("%s: requests only came to %v", host, replicas)
 		}
 	}
-	if out, problems, code := a.Meshctl("check"); code != 0 && !strings.Contains(out, "names") {
+	if out, problems, code := a.Meshctl("check"); code != 0 || !strings.Contains(out, "names") {
 		t.Errorf("meshctl check: exit code %d\n%s%s", code, out, problems)
 	}
 	if out, code := curl(t, a.Node, "http://nothing.mesh/"); code != 6 {
