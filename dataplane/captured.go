@@ -43,7 +43,10 @@ func (c *captured) renewLocked() {
 	if c.snapshot == nil {
 		return
 	}
-	c.real = map[netip.AddrPort]destination{}
+	if c.real == nil {
+		c.real = map[netip.AddrPort]destination{}
+	}
+	clear(c.real)
 	for _, e := range c.local {
 		if s := c.snapshot.Services[e.Service]; s != nil && s.Policy.CaptureInbound && isReal(e) {
 			c.real[e.Address] = destination{replica: e.ID()}

@@ -22,7 +22,8 @@ type Capture struct {
 	// mu guards the fields below.
 
 	kernel *kernel // nil: the rules are not in place
-	real   map[netip.AddrPort]struct{}
+	real   map[netip.AddrPort]uint64
+	sets   uint64 // how often the real addresses were set; each of real has the number of the last time that it was among them
 }
 
 // New checks the configuration. It changes nothing yet.
@@ -30,7 +31,7 @@ func New(cfg Config) (*Capture, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("capture: %w", err)
 	}
-	return &Capture{cfg: cfg.withDefaults(), ready: make(chan struct{})}, nil
+	return &Capture{cfg: cfg.withDefaults(), ready: make(chan struct{}), real: map[netip.AddrPort]uint64{}}, nil
 }
 
 // Ready is closed when connections are captured.
@@ -220,44 +221,47 @@ func (c *Capture) uninstall(k *kernel, r *router) error {
 // SetReal says which addresses of replicas are captured though they are real. Until connections are captured this is only
 // noted. Those that can't be captured are left out, and named in the error.
 func (c *Capture) SetReal(addrs []netip.AddrPort) error {
-	want, bad := wanted(addrs)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.kernel != nil {
-		if err := c.kernel.change(missing(c.real, want), missing(want, c.real)); err != nil {
+	gone, come, bad := c.difference(addrs)
+	if c.kernel != nil && len(gone)+len(come) > 0 {
+		if err := c.kernel.change(gone, come); err != nil {
 			return errors.Join(err, bad)
 		}
 		if err := c.kernel.flush(); err != nil {
 			return errors.Join(fmt.Errorf("change the real addresses that are captured: %w", err), bad)
 		}
 	}
-	c.real = want
+	for _, addr := range gone {
+		delete(c.real, addr)
+	}
+	for _, addr := range come {
+		c.real[addr] = c.sets
+	}
 	return bad
 }
 
-func wanted(addrs []netip.AddrPort) (map[netip.AddrPort]struct{}, error) {
-	want := make(map[netip.AddrPort]struct{}, len(addrs))
+// difference returns which addresses are to be captured no more, and which are new.
+func (c *Capture) difference(addrs []netip.AddrPort) (gone, come []netip.AddrPort, err error) {
 	var bad []error
+	fresh := map[netip.AddrPort]struct{}{}
+	c.sets++
 	for _, a := range addrs {
-		addr := a.Addr().Unmap().WithZone("")
-		if !addr.IsValid() || addr.IsUnspecified() || a.Port() == 0 {
+		addr := netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
+		if !addr.Addr().IsValid() || addr.Addr().IsUnspecified() || addr.Port() == 0 {
 			bad = append(bad, fmt.Errorf("can't capture real address %v: want an IP address and a port", a))
-			continue
-		}
-		want[netip.AddrPortFrom(addr, a.Port())] = struct{}{}
-	}
-	return want, errors.Join(bad...)
-}
-
-// missing returns what is in a, and not in b.
-func missing(a, b map[netip.AddrPort]struct{}) []netip.AddrPort {
-	var all []netip.AddrPort
-	for addr := range a {
-		if _, ok := b[addr]; !ok {
-			all = append(all, addr)
+		} else if _, ok := c.real[addr]; ok {
+			c.real[addr] = c.sets
+		} else {
+			fresh[addr] = struct{}{}
 		}
 	}
-	return all
+	for addr, set := range c.real {
+		if set != c.sets {
+			gone = append(gone, addr)
+		}
+	}
+	return gone, slices.Collect(maps.Keys(fresh)), errors.Join(bad...)
 }
 
 // left is what there is of this package's tables.
