@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,7 +38,9 @@ document, so that its default holds.`,
 		Example: `  meshctl policy set checkout --q-rif 0.9 --retry-budget 10% --wait
   meshctl policy set sessions --balancer ring_hash --hash-cookie session
   meshctl policy get checkout > checkout.yaml; vi checkout.yaml; meshctl policy set -f checkout.yaml`,
-		Args: optionalServiceArg,
+		Args: func(cmd *cobra.Command, args []string) error {
+			return cmp.Or(p.straySwitch(args), optionalServiceArg(cmd, args))
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := errors.Join(p.contradiction(), p.wait.contradiction(cmd)); err != nil {
 				return err
@@ -59,6 +62,19 @@ document, so that its default holds.`,
 	flags.BoolVar(&p.dryRun, "dry-run", false, "check and print the result, but store nothing")
 	p.wait.flags(cmd)
 	return cmd
+}
+
+// straySwitch finds a value that was meant for a switch, as in --hash-path true.
+func (p policyChange) straySwitch(args []string) error {
+	if len(args) != 2 || args[1] != "true" && args[1] != "false" && args[1] != "default" {
+		return nil
+	}
+	for _, s := range p.given() {
+		if s.value == "bool" {
+			return misused("%q is taken for the name of a service: write --%s=%[1]s", args[1], s.name)
+		}
+	}
+	return nil
 }
 
 // given returns the settings that the user gave.
