@@ -60,6 +60,18 @@ func TestCaptureCheck(t *testing.T) {
 	}
 }
 
+// TestCaptureCheckWithoutRoute has names that can't be redirected, as there is no way to a resolver.
+func TestCaptureCheckWithoutRoute(t *testing.T) {
+	m := capturable(t, meshtest.Config{Nodes: []string{"a", "b"}, Replicas: 1})
+	m.Node("a").IP("route", "delete", "default")
+	a := startCapturing(m, nil)["a"]
+	virtual(t, a)
+	out, problems, code := a.Meshctl("check")
+	if code == 0 || !strings.Contains(out, "network is unreachable: redirected names take a route") || !strings.Contains(out, "--dns resolv.conf") {
+		t.Errorf("exit code %d, want that it tells what is missing: %s%s", code, out, problems)
+	}
+}
+
 // nft runs commands of nft on a node.
 func nft(t *testing.T, n *meshtest.Node, commands string) {
 	t.Helper()

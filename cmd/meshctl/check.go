@@ -256,6 +256,8 @@ func checkName(ctx context.Context, s *meshv1.ServiceSummary, dns *meshv1.DNSVie
 	name := s.Name + "." + dns.Suffixes[0]
 	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", name)
 	switch {
+	case err != nil && strings.Contains(err.Error(), syscall.ENETUNREACH.Error()):
+		return finding{"names", false, fmt.Sprintf("%v: redirected names take a route to the resolver in resolv.conf: add one, or start the agent with --dns resolv.conf", err)}
 	case err != nil:
 		return finding{"names", false, fmt.Sprintf("%v (--dns %s)", err, dns.Mode)}
 	case !slices.Contains(addrs, netip.MustParseAddr(s.Ipv4)):
