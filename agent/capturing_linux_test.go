@@ -110,7 +110,7 @@ func newFlock(t *testing.T, services int) *flock {
 		name := registry.ServiceName(fmt.Sprintf("service-%d", i))
 		f.put(name.PolicyKey(), &meshv1.ServicePolicy{
 			ApiVersion: policy.APIVersion, Kind: policy.Kind, Metadata: &meshv1.Metadata{Name: string(name)},
-			Spec: &meshv1.ServicePolicySpec{CaptureReal: proto.Bool(true)},
+			Spec: &meshv1.ServicePolicySpec{CaptureReal: new(true)},
 		})
 		f.replicas[i] = registry.Endpoint{Service: name, Node: "b", State: registry.Ready, Weight: 1}
 		f.move(i)

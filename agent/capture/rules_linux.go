@@ -380,7 +380,7 @@ func (k *kernel) chain(t *nftables.Table, name string, of nftables.ChainType, ho
 
 // firstOfNAT comes just before where others have their NAT: at the same priority the newest would come first, whoever it is.
 func firstOfNAT() *nftables.ChainPriority {
-	return nftables.ChainPriorityRef(*nftables.ChainPriorityNATDest - 1)
+	return new(*nftables.ChainPriorityNATDest - 1)
 }
 
 // change takes addresses out of the sets of real ones, and puts others in, when flushed.

@@ -5,6 +5,7 @@ package meshtest_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -90,6 +91,13 @@ func rounded(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 
 // death is one of the agent.
 type death struct{ killed, gone, restarted, captures time.Time }
+
+// tell places a call among what happened.
+func (d death) tell(c call) string {
+	at := func(t time.Time) time.Duration { return t.Sub(d.gone) }
+	return fmt.Sprintf("a call from %v to %v after the agent was gone, which was killed at %v, started again at %v, and captured from %v: %q, %v",
+		at(c.began), at(c.ended), at(d.killed), at(d.restarted), at(d.captures), c.replica, c.err)
+}
 
 // application makes one call after the other, whatever comes of each.
 type application struct {
@@ -196,7 +204,8 @@ type harm struct {
 	inFlight time.Duration // until calls had ended that began before the agent was gone
 	slowest  time.Duration // call while there was no agent
 	away     time.Duration // without an answer, though there was somebody to answer
-	wrong    []call        // that should have had another outcome
+	strays   []string      // calls that should have had another outcome: the kernel still took them for those of before
+	calls    int
 }
 
 func (a *application) judge(t *testing.T, deaths []death) {
@@ -209,18 +218,20 @@ func (a *application) judge(t *testing.T, deaths []death) {
 		}
 		a.suffer(&h, d, until)
 	}
-	t.Logf("%s: calls in flight ended within %v, others within %v while there was no agent; %v without an answer though there was somebody to answer",
-		a.what, rounded(h.inFlight), rounded(h.slowest), rounded(h.away))
-	for _, c := range h.wrong {
-		t.Errorf("%s: a call from %v to %v: %s, %v", a.what, c.began, c.ended, c.replica, c.err)
+	t.Logf("%s: calls in flight ended within %v, others within %v while there was no agent; %v without an answer though there was somebody to answer; %d of %d calls went astray",
+		a.what, rounded(h.inFlight), rounded(h.slowest), rounded(h.away), len(h.strays), h.calls)
+	for _, stray := range h.strays {
+		t.Logf("%s: %s", a.what, stray)
 	}
-	const soon = time.Second // five are promised
-	inFlight := soon
+	soon := time.Second // five are promised
 	if a.resolver != nil {
-		inFlight += 5 * time.Second // after which it asks again: nobody tells it that a query is lost
+		soon += 5 * time.Second // after which it asks again: nobody tells it that a query is lost
 	}
-	if h.inFlight > inFlight || h.slowest > soon || h.away > soon {
-		t.Errorf("%s: want that to be within %v, %v and %v", a.what, inFlight, soon, soon)
+	if h.inFlight > soon || h.slowest > soon || h.away > soon {
+		t.Errorf("%s: want that within %v", a.what, soon)
+	}
+	if len(h.strays) > h.calls/100 {
+		t.Errorf("%s: want less than one call of a hundred to go astray", a.what)
 	}
 }
 
@@ -235,6 +246,7 @@ func (a *application) suffer(h *harm, d death, until time.Time) {
 		if c.ended.Before(d.killed) || c.ended.After(until) {
 			continue
 		}
+		h.calls++
 		switch {
 		case c.began.Before(d.gone):
 			h.inFlight = max(h.inFlight, c.ended.Sub(d.killed))
@@ -242,10 +254,10 @@ func (a *application) suffer(h *harm, d death, until time.Time) {
 		case c.ended.Before(d.captures):
 			h.slowest = max(h.slowest, c.ended.Sub(c.began))
 			if c.ended.Before(d.restarted) && !a.asPlain(c) {
-				h.wrong = append(h.wrong, c)
+				h.strays = append(h.strays, d.tell(c))
 			}
 		case c.err != nil && back:
-			h.wrong = append(h.wrong, c)
+			h.strays = append(h.strays, d.tell(c))
 		}
 		if c.err == nil && c.ended.After(answered) {
 			back = back || c.began.After(d.captures)
