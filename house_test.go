@@ -91,7 +91,7 @@ func exclusive() []exclusiveImport {
 		{"github.com/google/nftables", []string{"agent/capture"}, "only capture changes what the kernel does with packets"},
 		{"github.com/vishvananda/netlink", []string{"agent/capture"}, "only capture changes routes"},
 		{"github.com/spf13/cobra", []string{"cmd/agent", "cmd/meshctl"}, "only programs have flags"},
-		{"k8s.io/client-go", []string{"agent/kube", "agent/kube/policies", "cmd/meshctl/cluster"}, "Kubernetes is asked in two places: by agents, and by meshctl"},
+		{"k8s.io/client-go", []string{"agent/kube", "agent/kube/policies", "cmd/meshctl/cluster"}, "Kubernetes is asked by agents, and by meshctl"},
 		{"charm.land/bubbletea/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
 		{"charm.land/lipgloss/v2", []string{"cmd/meshctl"}, "only meshctl draws"},
 		{"github.com/spiffe/go-spiffe/v2", []string{"dataplane/identity", "dataplane/identity/ca"}, "only identities are SPIFFE's"},

@@ -33,6 +33,7 @@ func (a *app) captureStatus() *cobra.Command {
 		Short: "Show the rules, their counters, what is exempt, and how names are answered",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			a.one = true
 			return a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
 				answer, err := c.GetCapture(ctx, &meshv1.GetCaptureRequest{})
 				if err != nil {

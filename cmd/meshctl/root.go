@@ -23,8 +23,8 @@ func (a *app) root() *cobra.Command {
 		Long: `Meshctl sets the policy of a service, registers replicas and shows what the balancers see.
 
 It talks to any one agent of the mesh: the one that --agent or HEADROOM_AGENT names, else that of this machine, else one of
-the Kubernetes cluster that kubectl would use, through its API server. Register, deregister and capture off concern that
-agent's own node; in a cluster, --node names it. A SERVICE may be written NAMESPACE/NAME or NAMESPACE/NAME:PORT, as in
+the Kubernetes cluster that kubectl would use, through its API server. Register, deregister and capture concern that agent's
+own node; in a cluster, --node names it. A SERVICE may be written NAMESPACE/NAME or NAMESPACE/NAME:PORT, as in
 Kubernetes, for NAME.NAMESPACE or PORT.NAME.NAMESPACE.
 Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 		SilenceErrors:     true,
