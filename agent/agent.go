@@ -35,6 +35,7 @@ type Agent struct {
 	local      *local.Local
 	dataplane  *dataplane.Dataplane
 	kubernetes *kube.Client     // nil: there is no cluster
+	nodeUID    string           // what Kubernetes tells this node by, if there is a cluster
 	cluster    *kube.Watcher    // nil: there is none
 	policies   *policies.Mirror // nil: there is none
 	capturing  *capturing
@@ -80,7 +81,7 @@ func New(cfg Config) (*Agent, error) {
 }
 
 func (a *Agent) newRegistry() error {
-	id, err := owner(a.cfg.DataDir)
+	id, err := owner(a.cfg.DataDir, a.nodeUID)
 	if err != nil {
 		return err
 	}

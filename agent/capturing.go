@@ -10,6 +10,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
+	"time"
 
 	"github.com/headroom-mesh/headroom/agent/admin"
 	"github.com/headroom-mesh/headroom/agent/capture"
@@ -37,6 +39,7 @@ func (c Config) mark() uint32 {
 // that were named; and those of pods.
 type capturing struct {
 	dns  *meshv1.DNSView
+	mark uint32
 	log  *slog.Logger
 	all  []*captured
 	pods *pods.Pods
@@ -57,7 +60,7 @@ type captured struct {
 var _ admin.Capture = (*capturing)(nil)
 
 func (a *Agent) newCapturing() error {
-	a.capturing = &capturing{log: a.cfg.Log, ended: make(chan struct{}), dns: &meshv1.DNSView{Mode: a.cfg.DNS}}
+	a.capturing = &capturing{log: a.cfg.Log, mark: a.cfg.mark(), ended: make(chan struct{}), dns: &meshv1.DNSView{Mode: a.cfg.DNS}}
 	if a.cfg.DNS != DNSOff {
 		a.cfg.DNSListen = dnsListen(a.cfg)
 		a.capturing.dns.Suffixes = a.cfg.DNSSuffixes
@@ -215,6 +218,27 @@ func (c *capturing) withoutFronts(addrs []netip.AddrPort) []netip.AddrPort {
 		_, front := c.fronts[at]
 		return front
 	})
+}
+
+// Check reports whether a connection of this node has come here, and tries one of the agent's own to the same address. If
+// that is not refused, requests would come back to the agent that sends them.
+func (c *capturing) Check(ctx context.Context, from, to netip.AddrPort) (arrived bool, loop string, err error) {
+	if len(c.all) == 0 {
+		return false, "", errors.New("this agent does not capture (--capture)")
+	}
+	if arrived, err = c.all[0].capture.Arrived(ctx, from); err != nil {
+		return false, "", err
+	}
+	own := net.Dialer{Control: sockets.Mark(c.mark), Timeout: time.Second}
+	conn, err := own.DialContext(ctx, "tcp", to.String())
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return arrived, "", nil
+	case err != nil:
+		return arrived, err.Error(), nil
+	}
+	conn.Close()
+	return arrived, "it is answered", nil
 }
 
 // setReal says which real addresses are captured, too.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,8 +13,8 @@ import (
 	"github.com/headroom-mesh/headroom/registry"
 )
 
-// zoneTimeout bounds how long the start waits for Kubernetes to say where the node stands.
-const zoneTimeout = 5 * time.Second
+// nodeTimeout bounds how long the start waits for Kubernetes to say what it knows of the node.
+const nodeTimeout = 5 * time.Second
 
 // newCluster makes what follows Kubernetes, if the agent is to.
 func (a *Agent) newCluster() error {
@@ -27,13 +28,13 @@ func (a *Agent) newCluster() error {
 		return fmt.Errorf("--kubernetes: %w", err)
 	}
 	core := a.kubernetes.Core
-	if a.cfg.Zone == "" {
-		ctx, cancel := context.WithTimeout(context.Background(), zoneTimeout)
-		defer cancel()
-		if a.cfg.Zone, err = kube.Zone(ctx, core, a.cfg.Node); err != nil {
-			a.cfg.Log.Warn("the zone of this node is not known", "err", err)
-		}
+	ctx, cancel := context.WithTimeout(context.Background(), nodeTimeout)
+	defer cancel()
+	zone, uid, err := kube.Node(ctx, core, a.cfg.Node)
+	if err != nil {
+		a.cfg.Log.Warn("the zone of this node is not known", "err", err)
 	}
+	a.cfg.Zone, a.nodeUID = cmp.Or(a.cfg.Zone, zone), uid
 	a.cluster, err = kube.New(kube.Config{Node: a.cfg.Node, Mesh: a.cfg.Mesh, Client: core, Log: a.cfg.Log, Metrics: a.metrics})
 	return inFlags("kube", map[string]string{"node": "--node", "mesh": "--mesh"}, err)
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -11,8 +12,13 @@ import (
 	"strings"
 )
 
-// owner returns what tells the agent with this data folder from all others, made when it is first asked for.
-func owner(dir string) (string, error) {
+// owner returns what tells the agent with this data folder from all others, made when it is first asked for. In a cluster it is
+// what tells the node from others, as the folder goes with the agent's pod, and the next one is to have the node's name at once.
+func owner(dir, nodeUID string) (string, error) {
+	if nodeUID != "" {
+		sum := sha256.Sum256([]byte(nodeUID))
+		return hex.EncodeToString(sum[:16]), nil
+	}
 	path := filepath.Join(dir, "identity")
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/headroom-mesh/headroom/agent/admin"
+	"github.com/headroom-mesh/headroom/agent/names"
+	"github.com/headroom-mesh/headroom/dataplane/sockets"
 	"github.com/headroom-mesh/headroom/registry"
 	"github.com/headroom-mesh/headroom/registry/embedded"
 )
@@ -58,6 +60,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	if a.names != nil {
 		parts.run(a.names.Run)
+	} else {
+		names.Undo(names.Config{Control: sockets.Mark(a.cfg.mark()), Log: a.cfg.Log})
 	}
 	capturing.run(a.capturing.run)
 	if ctx.Err() == nil {

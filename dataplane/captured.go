@@ -51,7 +51,10 @@ func (c *captured) renewLocked() {
 	if c.snapshot == nil {
 		return
 	}
-	c.real = map[netip.AddrPort]destination{}
+	if c.real == nil {
+		c.real = map[netip.AddrPort]destination{}
+	}
+	clear(c.real)
 	for at, name := range c.fronts {
 		// One without replicas is left to whoever serves the address without a mesh.
 		if s := c.snapshot.Services[name]; s != nil && len(s.Endpoints) > 0 {

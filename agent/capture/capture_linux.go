@@ -62,6 +62,11 @@ func (c *Capture) Run(ctx context.Context) error {
 	if err := c.start(k, r); err != nil {
 		return err
 	}
+	if c.cfg.RedirectDNS {
+		if err := r.forgetDNS(); err != nil {
+			c.cfg.Log.Warn("DNS queries of programs that have asked before may not be redirected for another half minute", "err", err)
+		}
+	}
 	if c.cfg.Pod {
 		r.close() // there are no routes to look after
 	}

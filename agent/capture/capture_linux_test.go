@@ -370,50 +370,81 @@ func TestDNS(t *testing.T) {
 	wantOutcome(t, "TCP from a pod", n.pod.dial("10.9.0.1:53"), "captured 10.9.0.1:53")
 }
 
+// TestDNSOfLastingSockets expects the queries of a program that keeps its socket to be redirected as soon as capture begins.
+func TestDNSOfLastingSockets(t *testing.T) {
+	n := newNode(t)
+	n.nft("table inet firewall {", "chain c {", "type filter hook output priority 0", "ct state new accept", "}", "}") // has the kernel track connections
+	cfg := n.config()
+	cfg.RedirectDNS, cfg.DNSPort = true, n.dns()
+	for _, to := range []string{"10.9.0.2:53", "[fd09::2]:53"} {
+		n.pod.answer(netip.MustParseAddrPort(to), "no agent")
+		var c net.Conn
+		if err := n.do(func() (err error) { c, err = net.Dial("udp", to); return err }); err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		wantOutcome(t, "before", outcome(ask(c)), "no agent")
+		_, stop := start(t, cfg)
+		wantOutcome(t, "while it captures", outcome(ask(c)), "an answer")
+		stop()
+	}
+}
+
 // dns answers everything over UDP at the agent's port.
 func (n *node) dns() uint16 {
 	n.t.Helper()
 	for _, addr := range []string{"127.0.0.1", "10.9.0.1", "::1"} {
-		var c net.PacketConn
-		err := n.do(func() (err error) {
-			c, err = net.ListenPacket("udp", netip.AddrPortFrom(netip.MustParseAddr(addr), n.port).String())
-			return err
-		})
-		if err != nil {
-			n.t.Fatal(err)
-		}
-		n.t.Cleanup(func() { c.Close() })
-		go func() {
-			b := make([]byte, 100)
-			for {
-				_, from, err := c.ReadFrom(b)
-				if err != nil {
-					return
-				}
-				c.WriteTo([]byte("an answer"), from)
-			}
-		}()
+		n.answer(netip.AddrPortFrom(netip.MustParseAddr(addr), n.port), "an answer")
 	}
 	return n.port
 }
 
+// answer answers everything that comes to an address by UDP.
+func (s *space) answer(at netip.AddrPort, with string) {
+	s.t.Helper()
+	var c net.PacketConn
+	err := s.do(func() (err error) {
+		c, err = net.ListenPacket("udp", at.String())
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { c.Close() })
+	go func() {
+		b := make([]byte, 100)
+		for {
+			_, from, err := c.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			c.WriteTo([]byte(with), from)
+		}
+	}()
+}
+
 // query sends something by UDP, and returns the answer.
 func (s *space) query(to string) string {
-	var said []byte
+	var said string
 	err := s.do(func() error {
 		c, err := net.Dial("udp", to)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(3 * time.Second))
-		c.Write([]byte("a query"))
-		b := make([]byte, 100)
-		k, err := c.Read(b)
-		said = b[:k]
+		said, err = ask(c)
 		return err
 	})
-	return outcome(string(said), err)
+	return outcome(said, err)
+}
+
+// ask sends something, and returns the answer.
+func ask(c net.Conn) (string, error) {
+	c.SetDeadline(time.Now().Add(3 * time.Second))
+	c.Write([]byte("a query"))
+	b := make([]byte, 100)
+	k, err := c.Read(b)
+	return string(b[:k]), err
 }
 
 // TestKilled kills a process that captures. Virtual addresses are refused at once, whoever listens at their ports; real ones
@@ -764,7 +795,7 @@ func TestStatus(t *testing.T) {
 	cfg.ExemptUIDs, cfg.ExemptPorts = []uint32{7}, []uint16{22, 23}
 	n.nft("table ip early {", "chain c {", "type nat hook output priority -110", "ip daddr 10.1.1.1 accept", "}",
 		"chain d {", "type nat hook prerouting priority -110", "}", "}",
-		"table ip same {", "chain c {", "type nat hook output priority -100", "ip daddr 10.1.1.1 accept", "}", "}")
+		"table ip same {", "chain c {", "type nat hook output priority -101", "ip daddr 10.1.1.1 accept", "}", "}")
 	c, stop := start(t, cfg)
 	n.dial("198.18.0.1:80")
 	n.dial("198.18.0.1:80")
@@ -805,12 +836,14 @@ func wantStatus(t *testing.T, st capture.Status) {
 	}
 	slices.Sort(chains)
 	if want := []string{
-		"inet headroom output output -100", "inet headroom prerouting prerouting -100", "inet headroom-guard forward forward 0",
-		"inet headroom-guard input input 0", "inet headroom-guard output output 0", "inet headroom-guard translate output -100",
+		"inet headroom output output -101", "inet headroom prerouting prerouting -101", "inet headroom-guard forward forward 0",
+		"inet headroom-guard input input 0", "inet headroom-guard output output 0", "inet headroom-guard translate output -101",
 	}; !slices.Equal(chains, want) {
 		t.Errorf("chains %q", chains)
 	}
-	if want := (capture.Chain{Table: "ip early", Name: "c", Hook: "output", Priority: -110, Rules: 1}); !slices.Equal(st.Before, []capture.Chain{want}) {
+	early := capture.Chain{Table: "ip early", Name: "c", Hook: "output", Priority: -110, Rules: 1}
+	same := capture.Chain{Table: "ip same", Name: "c", Hook: "output", Priority: -101, Rules: 1}
+	if !slices.Equal(st.Before, []capture.Chain{early, same}) {
 		t.Errorf("chains before: %+v", st.Before)
 	}
 	if len(st.Routes) != 2 || st.Exempt.Mark != capture.DefaultMark || !slices.Equal(st.Exempt.UIDs, []uint32{7}) {
@@ -856,6 +889,108 @@ func TestBesideOthers(t *testing.T) {
 		}
 	}
 }
+
+// TestBesideIPTables expects capture to work beside rules made by iptables as kube-proxy, Docker and ufw make theirs, whoever
+// came first, and to leave them byte for byte.
+func TestBesideIPTables(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		n := newNode(t)
+		n.listen(":8080", constant("the node itself"))
+		n.pod.listen(":8080", constant("the pod itself"))
+		if first {
+			n.iptables(n.port)
+		}
+		before := n.stateless()
+		c, stop := start(t, n.config())
+		if err := c.SetReal([]netip.AddrPort{netip.MustParseAddrPort("10.9.0.2:8080"), netip.MustParseAddrPort("10.96.0.11:80")}); err != nil {
+			t.Fatal(err)
+		}
+		if !first {
+			n.iptables(n.port)
+		}
+		for port, what := range map[string]string{"80": "a virtual address", "8081": "at a port of a container", "30080": "at a port of a node"} {
+			wantOutcome(t, what, n.dial("198.18.0.1:"+port), "captured 198.18.0.1:"+port)
+			wantOutcome(t, what+", from the pod", n.pod.dial("198.18.0.1:"+port), "captured 198.18.0.1:"+port)
+		}
+		wantOutcome(t, "IPv6", n.dial("[fd68:6472::1]:80"), "captured [fd68:6472::1]:80")
+		wantOutcome(t, "a real address", n.dial("10.9.0.2:8080"), "captured 10.9.0.2:8080")
+		wantOutcome(t, "a real address that others translate, too", n.dial("10.96.0.11:80"), "captured 10.96.0.11:80")
+		wantOutcome(t, "a port of a container", n.dial("10.9.0.1:8081"), "the pod itself")
+		wantOutcome(t, "a port of a node", n.dial("10.9.0.1:30080"), "the pod itself")
+		stop()
+		wantOutcome(t, "a service of Kubernetes", n.dial("10.96.0.10:80"), "the pod itself")
+		if got := n.stateless(); first && got != before {
+			t.Errorf("afterwards there is\n%s\nwant\n%s", got, before)
+		}
+		if got := n.stateless(); strings.Contains(got, "headroom") {
+			t.Errorf("afterwards there is\n%s", got)
+		}
+	}
+}
+
+// stateless is all that there is of rules, without the counters.
+func (s *space) stateless() string {
+	s.t.Helper()
+	return s.run("nft", "--stateless", "list", "ruleset")
+}
+
+// iptables makes rules such as those of kube-proxy, Docker and ufw. The last let in what comes to a port.
+func (s *space) iptables(port uint16) {
+	s.t.Helper()
+	s.runWith(strings.ReplaceAll(iptablesRules, "AGENT", fmt.Sprint(port)), "iptables-restore")
+	s.runWith("*filter\n:INPUT DROP [0:0]\n-A INPUT -i lo -j ACCEPT\nCOMMIT\n", "ip6tables-restore")
+}
+
+const iptablesRules = `*nat
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:DOCKER - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-SVC-A - [0:0]
+:KUBE-SEP-A - [0:0]
+:KUBE-SEP-B - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-POSTROUTING - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A OUTPUT -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+-A OUTPUT ! -d 127.0.0.0/8 -m addrtype --dst-type LOCAL -j DOCKER
+-A POSTROUTING -m comment --comment "kubernetes postrouting rules" -j KUBE-POSTROUTING
+-A DOCKER -p tcp -m tcp --dport 8081 -j DNAT --to-destination 10.9.0.2:8080
+-A KUBE-SERVICES -d 10.96.0.10/32 -p tcp -m comment --comment "default/a cluster IP" -m tcp --dport 80 -j KUBE-SVC-A
+-A KUBE-SERVICES -d 10.96.0.11/32 -p tcp -m comment --comment "default/b cluster IP" -m tcp --dport 80 -j KUBE-SVC-A
+-A KUBE-SERVICES -m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS
+-A KUBE-NODEPORTS -p tcp -m comment --comment "default/a" -m tcp --dport 30080 -j KUBE-SVC-A
+-A KUBE-SVC-A ! -s 10.9.0.0/24 -p tcp -j KUBE-MARK-MASQ
+-A KUBE-SVC-A -m comment --comment "default/a -> 10.9.0.2:8080" -m statistic --mode random --probability 0.50000000000 -j KUBE-SEP-A
+-A KUBE-SVC-A -m comment --comment "default/a -> 10.9.0.2:8080" -j KUBE-SEP-B
+-A KUBE-SEP-A -p tcp -m tcp -j DNAT --to-destination 10.9.0.2:8080
+-A KUBE-SEP-B -p tcp -m tcp -j DNAT --to-destination 10.9.0.2:8080
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
+-A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN
+-A KUBE-POSTROUTING -j MARK --set-xmark 0x4000/0x0
+-A KUBE-POSTROUTING -j MASQUERADE --random-fully
+COMMIT
+*filter
+:INPUT DROP [0:0]
+:FORWARD DROP [0:0]
+:OUTPUT ACCEPT [0:0]
+:DOCKER-USER - [0:0]
+:ufw-before-input - [0:0]
+:ufw-user-input - [0:0]
+-A INPUT -j ufw-before-input
+-A INPUT -j ufw-user-input
+-A FORWARD -j DOCKER-USER
+-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A DOCKER-USER -j RETURN
+-A ufw-before-input -i lo -j ACCEPT
+-A ufw-before-input -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A ufw-before-input -m conntrack --ctstate INVALID -j DROP
+-A ufw-user-input -p tcp -m tcp --dport AGENT -j ACCEPT
+COMMIT
+`
 
 // TestListenIn expects an error that names the namespace, and connections there and nowhere else.
 func TestListenIn(t *testing.T) {

@@ -38,6 +38,9 @@ func (*Capture) ShareReal(Real) error { return errLinux }
 // Status fails.
 func (*Capture) Status() (Status, error) { return Status{}, errLinux }
 
+// Arrived fails.
+func (*Capture) Arrived(context.Context, netip.AddrPort) (bool, error) { return false, errLinux }
+
 // Remove fails.
 func Remove(string) ([]string, error) { return nil, errLinux }
 

@@ -15,7 +15,7 @@ import (
 // protocol is the routing protocol by which this package's routes are known.
 const protocol = 104
 
-// router is a netlink socket to the routing tables.
+// router has netlink sockets to the routing tables, and to what the kernel knows of connections.
 type router struct {
 	*netlink.Handle
 	loopback int // the interface
@@ -27,7 +27,7 @@ func openRouter(ns namespace) (*router, error) {
 	if ns.File != nil {
 		at = netns.NsHandle(ns.fd())
 	}
-	h, err := netlink.NewHandleAt(at, unix.NETLINK_ROUTE)
+	h, err := netlink.NewHandleAt(at, unix.NETLINK_ROUTE, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open a netlink socket: %w", err)
 	}

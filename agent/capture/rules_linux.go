@@ -393,13 +393,18 @@ func (k *kernel) removeGuard() {
 func (k *kernel) chain(t *nftables.Table, name string, of nftables.ChainType, hook *nftables.ChainHook, rules []rule) {
 	priority := nftables.ChainPriorityFilter
 	if of == nftables.ChainTypeNAT {
-		priority = nftables.ChainPriorityNATDest
+		priority = firstOfNAT()
 	}
 	accept := nftables.ChainPolicyAccept
 	c := k.AddChain(&nftables.Chain{Name: name, Table: t, Type: of, Hooknum: hook, Priority: priority, Policy: &accept})
 	for _, r := range rules {
 		k.AddRule(&nftables.Rule{Table: t, Chain: c, Exprs: r.exprs, UserData: comment(r.what)})
 	}
+}
+
+// firstOfNAT comes just before where others have their NAT: at the same priority the newest would come first, whoever it is.
+func firstOfNAT() *nftables.ChainPriority {
+	return new(*nftables.ChainPriorityNATDest - 1)
 }
 
 // change takes addresses out of the sets of real ones, and puts others in, when flushed.

@@ -17,7 +17,8 @@ type Status struct {
 
 	Exempt Exempt
 
-	// Before has chains of others that see connections before this package's do, and may direct them elsewhere.
+	// Before has chains of others that may see connections before this package's do, and direct them elsewhere. Of two with
+	// the same priority the kernel asks the newer one first, and doesn't tell which that is.
 	Before []Chain
 }
 

@@ -69,7 +69,7 @@ func before(c *nftables.Chain) bool {
 		return false
 	}
 	hooked := *c.Hooknum == *nftables.ChainHookOutput || *c.Hooknum == *nftables.ChainHookPrerouting
-	return hooked && *c.Priority < *nftables.ChainPriorityNATDest
+	return hooked && *c.Priority <= *firstOfNAT()
 }
 
 func (k *kernel) describeChain(s *Status, c *nftables.Chain) error {

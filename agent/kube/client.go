@@ -91,17 +91,18 @@ func compact(cfg *rest.Config) *rest.Config {
 	return cfg
 }
 
-// Zone returns where a node stands, as its label says; "" if it has none.
-func Zone(ctx context.Context, client kubernetes.Interface, node registry.NodeName) (string, error) {
+// Node returns where a node stands, as its label says ("" if it has none), and what tells it from all others, also from one of
+// its name that comes after it.
+func Node(ctx context.Context, client kubernetes.Interface, node registry.NodeName) (zone, uid string, err error) {
 	one := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, string(node)).String()}
 	found, err := client.CoreV1().Nodes().List(ctx, one)
 	if err != nil {
-		return "", fmt.Errorf("kubernetes: read node %s: %w", node, err)
+		return "", "", fmt.Errorf("kubernetes: read node %s: %w", node, err)
 	}
 	for _, n := range found.Items {
 		if n.Name == string(node) {
-			return n.Labels[corev1.LabelTopologyZone], nil
+			return n.Labels[corev1.LabelTopologyZone], string(n.UID), nil
 		}
 	}
-	return "", fmt.Errorf("kubernetes: there is no node %s: --node wants the name that it has there", node)
+	return "", "", fmt.Errorf("kubernetes: there is no node %s: --node wants the name that it has there", node)
 }

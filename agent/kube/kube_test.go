@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/headroom-mesh/headroom/registry"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
@@ -486,5 +487,21 @@ func TestNewClient(t *testing.T) {
 	}
 	if _, err := NewClient(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("want that there is no such file, got %v", err)
+	}
+}
+
+func TestNode(t *testing.T) {
+	n := node()
+	n.UID = "6f1d"
+	client := fake.NewSimpleClientset(n, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-2", UID: "7a2e"}})
+	for _, test := range []struct{ node, zone, uid, problem string }{
+		{node: "node-1", zone: "eu-1a", uid: "6f1d"},
+		{node: "node-2", uid: "7a2e"},
+		{node: "host", problem: "there is no node host: --node wants the name that it has there"},
+	} {
+		zone, uid, err := Node(t.Context(), client, registry.NodeName(test.node))
+		if zone != test.zone || uid != test.uid || (err == nil) != (test.problem == "") || err != nil && !strings.Contains(err.Error(), test.problem) {
+			t.Errorf("%s: %q, %q, %v", test.node, zone, uid, err)
+		}
 	}
 }

@@ -3,6 +3,7 @@
 package meshtest_test
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -67,6 +68,37 @@ func TestCaptureInbound(t *testing.T) {
 	}
 	ours[1].SetHealthy(false)
 	meshtest.Eventually(t, patience, "the replica that fails its checks is out", func() bool { return len(b.Usable()) == len(m.Replicas)-1 })
+}
+
+// TestCaptureBorder has a machine outside send virtual addresses to a node, which drops them as the documentation says.
+func TestCaptureBorder(t *testing.T) {
+	m, agents := captured(t, meshtest.Config{Nodes: []string{"a", "b"}, Replicas: 1, Open: true})
+	b, outside := agents["b"], m.Outside("outside")
+	b.MustMeshctl("policy", "set", meshtest.Service, "--capture-inbound")
+	meshtest.Eventually(t, patience, "real addresses are captured", func() bool { return captures(t, b, "real4") == 1 })
+	ipv4, _ := virtual(t, b)
+	outside.IP("route", "add", "240.64.0.0/12", "via", b.Node.Addr.String())
+	if out, code := curl(t, outside, "http://"+ipv4+"/"); code != 0 {
+		t.Errorf("a virtual address from outside: exit code %d: %s", code, out)
+	}
+	doc, err := os.ReadFile("../../docs/capture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(doc)) {
+		if strings.HasPrefix(line, "nft add ") {
+			run(t, b.Node, "sh", "-c", line)
+		}
+	}
+	if out, code := curl(t, outside, "--max-time", "2", "http://"+ipv4+"/"); code != 28 {
+		t.Errorf("a virtual address from outside, which is dropped: exit code %d, want a timeout (28): %s", code, out)
+	}
+	if out, code := curl(t, outside, "http://"+replicasOf(m, "b")[0].Address.String()+"/"); code != 0 {
+		t.Errorf("a real address from outside: exit code %d: %s", code, out)
+	}
+	if out, code := curl(t, b.Node, "http://"+ipv4+"/"); code != 0 {
+		t.Errorf("a virtual address from the node: exit code %d: %s", code, out)
+	}
 }
 
 func replicasOf(m *meshtest.Mesh, node string) (all []*meshtest.Replica) {

@@ -53,7 +53,18 @@ func TestCaptureTCP(t *testing.T) {
 // TestCaptureGRPC has a client of gRPC connect to a virtual address.
 func TestCaptureGRPC(t *testing.T) {
 	m := capturable(t, meshtest.Config{Nodes: []string{"a", "b"}, Replicas: 1})
-	l := listen(t, m.Node("b"))
+	m.WriteService(m.Node("b"), "ledger.yaml", localService("ledger", "grpc", startHealth(t, m.Node("b"))))
+	a := startCapturing(m, nil)["a"]
+	ipv4, ipv6 := virtualOf(t, a, "ledger")
+	for _, host := range []string{ipv4, ipv6} {
+		wantHealthy(t, a.Node.DialContext, net.JoinHostPort(host, "50051"))
+	}
+}
+
+// startHealth starts a server of gRPC that is healthy, on a node's loopback address.
+func startHealth(t *testing.T, n *meshtest.Node) (address string) {
+	t.Helper()
+	l := listen(t, n)
 	server := grpc.NewServer()
 	grpc_health_v1.RegisterHealthServer(server, health.NewServer())
 	var serving sync.WaitGroup
@@ -66,21 +77,22 @@ func TestCaptureGRPC(t *testing.T) {
 		server.Stop()
 		serving.Wait()
 	})
-	m.WriteService(m.Node("b"), "ledger.yaml", localService("ledger", "grpc", l.Addr().String()))
-	a := startCapturing(m, nil)["a"]
-	ipv4, ipv6 := virtualOf(t, a, "ledger")
-	for _, host := range []string{ipv4, ipv6} {
-		dial := grpc.WithContextDialer(func(ctx context.Context, at string) (net.Conn, error) { return a.Node.DialContext(ctx, "tcp", at) })
-		conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(host, "50051"), dial, grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		for range 5 {
-			answer, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
-			if err != nil || answer.Status != grpc_health_v1.HealthCheckResponse_SERVING {
-				t.Errorf("health of ledger at %s: %v, %v", host, answer, err)
-			}
+	return l.Addr().String()
+}
+
+// wantHealthy asks a server of gRPC how it is, several times by one connection.
+func wantHealthy(t *testing.T, dial func(ctx context.Context, network, address string) (net.Conn, error), address string) {
+	t.Helper()
+	dialer := grpc.WithContextDialer(func(ctx context.Context, at string) (net.Conn, error) { return dial(ctx, "tcp", at) })
+	conn, err := grpc.NewClient("passthrough:///"+address, dialer, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for range 5 {
+		answer, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+		if err != nil || answer.Status != grpc_health_v1.HealthCheckResponse_SERVING {
+			t.Errorf("health of %s: %v, %v", address, answer, err)
 		}
 	}
 }
@@ -143,6 +155,10 @@ func dialLine(t *testing.T, n *meshtest.Node, address string) *line {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return newLine(t, c)
+}
+
+func newLine(t *testing.T, c net.Conn) *line {
 	t.Cleanup(func() { c.Close() })
 	return &line{Conn: c, lines: bufio.NewScanner(c)}
 }

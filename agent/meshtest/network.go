@@ -25,10 +25,16 @@ func Check() error {
 	if os.Getuid() != 0 {
 		return errors.New("network namespaces want root: run the tests as root, or leave these out with -short")
 	}
-	if _, err := exec.LookPath("ip"); err != nil {
-		return fmt.Errorf("%w: install the package iproute2 (`make deps`), or leave these tests out with -short", err)
+	packages := map[string]string{
+		"ip": "iproute2", "nft": "nftables", "curl": "curl", "setpriv": "util-linux", "unshare": "util-linux",
 	}
-	return nil
+	var missing []error
+	for program, of := range packages {
+		if _, err := exec.LookPath(program); err != nil {
+			missing = append(missing, fmt.Errorf("%w: install the package %s (`make deps`), or leave these tests out with -short", err, of))
+		}
+	}
+	return errors.Join(missing...)
 }
 
 // Network is a bridge in a namespace of its own. Nothing of it is seen from outside.

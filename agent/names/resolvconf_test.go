@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -111,6 +112,46 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
+// TestUndo wants an agent of any mode to take back what one left that was killed in another mode, and not what one needs that
+// answers.
+func TestUndo(t *testing.T) {
+	const resolvers, at = "nameserver 192.0.2.53\n", "127.0.0.9"
+	l, err := net.Listen("tcp", at+":53")
+	if err != nil {
+		t.Fatalf("%v (it takes root)", err)
+	}
+	defer l.Close()
+	own := netip.MustParseAddrPort(at + ":53")
+	for _, tt := range []struct {
+		name    string
+		mode    Mode
+		address string
+		own     []netip.AddrPort
+		kept    bool
+	}{
+		{"killed", Redirect, "127.0.0.8", nil, false},
+		{"killed, and no names are answered any more", "", "127.0.0.8", nil, false},
+		{"killed, and its address is ours now", Listen, at, []netip.AddrPort{own}, false},
+		{"alive", Redirect, at, nil, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			root := t.TempDir()
+			left := strings.ReplaceAll(firstLines, "127.0.0.1", tt.address)
+			file := write(t, root, "etc/resolv.conf", left+resolvers)
+			dropIn := write(t, root, "etc/systemd/resolved.conf.d/headroom.conf", "# by an agent\n[Resolve]\nDNS="+tt.address+":53\nDomains=~mesh\n")
+			Undo(Config{Mode: tt.mode, Root: root}, tt.own...)
+			want := resolvers
+			if tt.kept {
+				want = left + resolvers
+			}
+			wantContent(t, file, want)
+			if _, err := os.Stat(dropIn); os.IsNotExist(err) == tt.kept {
+				t.Errorf("the file for systemd-resolved: %v", err)
+			}
+		})
+	}
+}
+
 func TestSomebodyWritesResolvConfAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const renewed = "# from DHCP\nnameserver 192.0.2.2\n"
@@ -127,7 +168,7 @@ func TestSomebodyWritesResolvConfAnew(t *testing.T) {
 		wantContent(t, path, firstLines+"nameserver 192.0.2.1\n")
 
 		write(t, "", path, renewed)
-		time.Sleep(2 * pollEvery)
+		time.Sleep(5 * pollEvery / 2)
 		wantContent(t, path, firstLines+renewed)
 		if got := upstreamsOf(s); got != "192.0.2.2:53" {
 			t.Errorf("forwards to %s, want the new resolver", got)
@@ -136,13 +177,13 @@ func TestSomebodyWritesResolvConfAnew(t *testing.T) {
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * pollEvery)
+		time.Sleep(5 * pollEvery / 2)
 		if got := upstreamsOf(s); got != "192.0.2.2:53" {
 			t.Errorf("forwards to %q while the file is missing, want the resolver that it had", got)
 		}
 
 		write(t, "", path, renewed)
-		time.Sleep(2 * pollEvery)
+		time.Sleep(5 * pollEvery / 2)
 		cancel()
 		wg.Wait()
 		wantContent(t, path, renewed)

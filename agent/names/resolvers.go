@@ -143,6 +143,7 @@ func nameservers(content []byte) []netip.AddrPort {
 
 // begin lets clients get here, by the means of the mode.
 func (s *Server) begin() error {
+	Undo(s.cfg, reachable(s.addrs)...)
 	switch s.cfg.Mode {
 	case ResolvConf:
 		if target, _ := filepath.EvalSymlinks(s.cfg.ResolvConf); strings.Contains(target, "/systemd/resolve/") {
@@ -153,16 +154,20 @@ func (s *Server) begin() error {
 	case Resolved:
 		changed, err := writeDropIn(s.cfg.Root, reachable(s.addrs), s.cfg.Suffixes)
 		if changed {
-			s.tellReload()
+			s.cfg.tellReload()
 		}
 		return err
 	}
 	return nil
 }
 
-// again does what somebody undid who wrote the file anew, such as a DHCP client.
+// again does what somebody undid who wrote the file anew, such as a DHCP client. An empty file may be about to be written; if it
+// stays empty, clients ask this machine, where the agent is.
 func (s *Server) again() {
 	if s.cfg.Mode != ResolvConf {
+		return
+	}
+	if info, err := os.Stat(s.cfg.ResolvConf); err == nil && info.Size() == 0 {
 		return
 	}
 	changed, err := putFirst(s.cfg.ResolvConf, reachable(s.addrs)[0].Addr())
@@ -181,16 +186,16 @@ func (s *Server) end() error {
 	case Resolved:
 		changed, err := RestoreResolved(s.cfg.Root)
 		if changed {
-			s.tellReload()
+			s.cfg.tellReload()
 		}
 		return err
 	}
 	return nil
 }
 
-func (s *Server) tellReload() {
-	s.log.Warn("systemd-resolved must be told of a change: systemctl reload-or-restart systemd-resolved",
-		"reason", dropIn(s.cfg.Root))
+func (c Config) tellReload() {
+	c.Log.Warn("systemd-resolved must be told of a change: systemctl reload-or-restart systemd-resolved",
+		"reason", dropIn(c.Root))
 }
 
 // reachable returns how clients on this machine reach addresses to listen on.

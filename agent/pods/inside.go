@@ -173,8 +173,10 @@ func (p *Pods) Status() []Status {
 
 func (in *inside) status() Status {
 	s := Status{Pod: in.pod, Connections: in.taken.Load()}
-	s.Capture, s.Err = in.capture.Status()
-	if s.Err == nil && s.Capture.Owner == 0 {
+	select {
+	case <-in.capture.Ready():
+		s.Capture, s.Err = in.capture.Status()
+	default:
 		s.Err = errSettling
 	}
 	return s

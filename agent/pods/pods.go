@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"sync"
@@ -228,11 +229,12 @@ func (p *Pods) leave(wanted map[string]Pod) (leaving bool) {
 			leaving = true
 		}
 	}
-	for uid := range p.failed {
-		if _, stays := wanted[uid]; !stays {
-			p.fail(uid, Pod{}, nil)
-		}
-	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.failed, func(uid string, _ error) bool {
+		_, stays := wanted[uid]
+		return !stays
+	})
 	return leaving
 }
 
@@ -259,13 +261,10 @@ func (p *Pods) end(uid string, in *inside) {
 func (p *Pods) fail(uid string, pod Pod, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if before := p.failed[uid]; err != nil && (before == nil || before.Error() != err.Error()) {
+	if before := p.failed[uid]; before == nil || before.Error() != err.Error() {
 		p.cfg.Log.Warn("a pod's connections are not captured; they go where they would without an agent", "peer", pod.String(), "err", err)
 	}
 	p.failed[uid] = err
-	if err == nil {
-		delete(p.failed, uid)
-	}
 }
 
 // missing returns the UIDs of those that are to be looked for: they are not captured, or the process is gone by which their

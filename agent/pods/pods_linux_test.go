@@ -20,6 +20,7 @@ import (
 
 	"github.com/headroom-mesh/headroom/agent/capture"
 	"github.com/headroom-mesh/headroom/agent/pods"
+	"github.com/headroom-mesh/headroom/dataplane/identity"
 	"github.com/headroom-mesh/headroom/dataplane/sockets"
 	"golang.org/x/sys/unix"
 )
@@ -182,9 +183,13 @@ func (s *space) dial(to string) string {
 	return string(said)
 }
 
-// original says where a connection was to go.
+// original says where a connection was to go, if it is known whose it is.
 func original(c net.Conn) string {
-	to, err := sockets.OriginalDestination(c)
+	of, ok := c.(identity.WorkloadConn)
+	if want := (identity.Workload{Namespace: "shop", ServiceAccount: "clerk"}); !ok || of.Workload != want {
+		return fmt.Sprintf("a connection of %v", of.Workload)
+	}
+	to, err := sockets.OriginalDestination(of.Conn)
 	if err != nil {
 		return err.Error()
 	}
@@ -201,7 +206,9 @@ func captureConfig() capture.Config {
 	}
 }
 
-func pod(uid string) pods.Pod { return pods.Pod{UID: uid, Namespace: "shop", Name: uid} }
+func pod(uid string) pods.Pod {
+	return pods.Pod{UID: uid, Namespace: "shop", Name: uid, ServiceAccount: "clerk"}
+}
 
 // captured returns how many pods are.
 func captured(p *pods.Pods) (many int) {

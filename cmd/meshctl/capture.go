@@ -131,7 +131,7 @@ func writeCaptureOf(w io.Writer, c *meshv1.CaptureView) error {
 	}
 	fmt.Fprintf(w, "Exempt: %s\n", exemptions(c))
 	for _, b := range c.Before {
-		fmt.Fprintf(w, "Before them comes chain %s of table %s (%s, priority %d, %d rules)\n", b.Name, b.Table, b.Hook, b.Priority, b.Rules)
+		fmt.Fprintf(w, "Chain %s of table %s (%s, priority %d, %d rules) may come before them.\n", b.Name, b.Table, b.Hook, b.Priority, b.Rules)
 	}
 	return nil
 }

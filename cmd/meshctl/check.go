@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
@@ -105,20 +106,32 @@ func findings(ctx context.Context, c *client) ([]finding, error) {
 	}
 	found := []finding{checkMembers(members), checkServices(services)}
 	pods, others := podsAmong(captures.Captures)
-	for _, capture := range others {
-		found = append(found, checkRules(capture), checkShadows(capture))
-	}
 	found = append(found, checkPods(pods)...)
-	if len(others) == 0 && len(pods) == 0 {
+	if len(captures.Captures) == 0 {
 		return append(found, finding{Check: "capture", OK: true, Note: "off: applications use the proxy or --listen"}), nil
 	}
-	if s := usableService(services); s != nil && len(others) > 0 {
-		found = append(found, checkPath(ctx, s))
-		if captures.Dns.GetMode() != "off" {
-			found = append(found, checkName(ctx, s, captures.Dns))
+	return append(found, c.checkCaptures(ctx, services, captures.Dns, others)...), nil
+}
+
+// checkCaptures looks at the rules, and then tries them.
+func (c *client) checkCaptures(ctx context.Context, services *meshv1.ListServicesResponse, dns *meshv1.DNSView, captures []*meshv1.CaptureView) []finding {
+	if len(captures) == 0 {
+		return nil
+	}
+	var found, tried []finding
+	s, own := usableService(services), captures[0]
+	if s != nil && own.Active {
+		tried = c.checkPaths(ctx, s, own)
+		if dns.GetMode() != "off" {
+			tried = append(tried, checkName(ctx, s, dns))
 		}
 	}
-	return found, nil
+	fails := slices.ContainsFunc(tried, func(f finding) bool { return !f.OK })
+	for i, capture := range captures {
+		untried := i > 0 || len(tried) == 0 || capturesReal(capture)
+		found = append(found, checkRules(capture), checkShadows(capture, untried, fails))
+	}
+	return append(found, tried...)
 }
 
 func checkMembers(answer *meshv1.ListMembersResponse) finding {
@@ -158,15 +171,36 @@ func checkRules(c *meshv1.CaptureView) finding {
 	return finding{Check: where(c), OK: true, Note: fmt.Sprintf("%d rules in %d chains, for %s", len(c.Rules), len(c.Chains), strings.Join(c.Routes, " and "))}
 }
 
-func checkShadows(c *meshv1.CaptureView) finding {
-	if len(c.Before) == 0 {
-		return finding{Check: where(c) + ", order", OK: true, Note: "no rules of others come first"}
+// checkShadows takes rules of others that come first for harmless if all is tried, and works. At the same priority nobody can
+// tell who comes first: that matters only if something fails.
+func checkShadows(c *meshv1.CaptureView, untried, fails bool) finding {
+	check := where(c) + ", order"
+	first := slices.DeleteFunc(slices.Clone(c.Before), func(b *meshv1.CaptureChain) bool { return !fails && level(c, b) })
+	switch {
+	case len(first) == 0:
+		return finding{Check: check, OK: true, Note: "no rules of others come first"}
+	case fails || untried:
+		return finding{Check: check, Note: "rules of others may come first, and direct connections elsewhere: " + chainNames(first)}
 	}
-	var chains []string
-	for _, b := range c.Before {
-		chains = append(chains, fmt.Sprintf("%s %s (priority %d)", b.Table, b.Name, b.Priority))
+	return finding{Check: check, OK: true, Note: "rules of others come first, and let connections through: " + chainNames(first)}
+}
+
+// level reports whether a chain of others has the priority of one of the agent's.
+func level(c *meshv1.CaptureView, other *meshv1.CaptureChain) bool {
+	return slices.ContainsFunc(c.Chains, func(own *meshv1.CaptureChain) bool { return own.Hook == other.Hook && own.Priority == other.Priority })
+}
+
+func chainNames(chains []*meshv1.CaptureChain) string {
+	var names []string
+	for _, c := range chains {
+		names = append(names, fmt.Sprintf("%s %s (priority %d)", c.Table, c.Name, c.Priority))
 	}
-	return finding{Check: where(c) + ", order", Note: "rules of others come first, and may direct connections elsewhere: " + strings.Join(chains, ", ")}
+	return strings.Join(names, ", ")
+}
+
+// capturesReal reports whether connections are captured that are not tried, as they would come to applications.
+func capturesReal(c *meshv1.CaptureView) bool {
+	return slices.ContainsFunc(c.Sets, func(s *meshv1.CaptureSet) bool { return strings.HasPrefix(s.Name, "real") && s.Elements > 0 })
 }
 
 // checkPods says what is wrong in pods, of a few by name.
@@ -176,7 +210,7 @@ func checkPods(pods []*meshv1.CaptureView) []finding {
 	}
 	var wrong []string
 	for _, c := range pods {
-		switch shadows := checkShadows(c); {
+		switch shadows := checkShadows(c, true, false); {
 		case !c.Active:
 			wrong = append(wrong, c.Netns+": "+c.Error)
 		case !shadows.OK:
@@ -207,17 +241,63 @@ func usableService(answer *meshv1.ListServicesResponse) *meshv1.ServiceSummary {
 // pathTime bounds what an application would find slow.
 const pathTime = 2 * time.Second
 
-// checkPath connects as an application does.
-func checkPath(ctx context.Context, s *meshv1.ServiceSummary) finding {
+// checkPaths connects as an application does, to each virtual address of a service that is routed here. It tells whether
+// that has come to the agent, and whether the agent's own connections would.
+func (c *client) checkPaths(ctx context.Context, s *meshv1.ServiceSummary, capture *meshv1.CaptureView) []finding {
+	var found []finding
+	for _, address := range []string{s.Ipv4, s.Ipv6} {
+		at, err := netip.ParseAddr(address)
+		if err == nil && routed(capture, at) {
+			found = append(found, c.checkPath(ctx, s.Name, netip.AddrPortFrom(at, 80))...)
+		}
+	}
+	return found
+}
+
+func routed(capture *meshv1.CaptureView, at netip.Addr) bool {
+	return slices.ContainsFunc(capture.Routes, func(r string) bool {
+		p, err := netip.ParsePrefix(r)
+		return err == nil && p.Contains(at)
+	})
+}
+
+func (c *client) checkPath(ctx context.Context, service string, to netip.AddrPort) []finding {
 	ctx, cancel := context.WithTimeout(ctx, pathTime)
 	defer cancel()
-	address := net.JoinHostPort(s.Ipv4, "80")
-	c, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	what := fmt.Sprintf("to %s (%s)", service, to)
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", to.String())
 	if err != nil {
-		return finding{Check: "connection", Note: fmt.Sprintf("to %s (%s): %v", s.Name, address, err)}
+		return []finding{{Check: "connection", Note: fmt.Sprintf("%s: %v: %s", what, err, whyNot(err))}}
 	}
-	c.Close()
-	return finding{Check: "connection", OK: true, Note: fmt.Sprintf("to %s (%s) is captured", s.Name, address)}
+	defer conn.Close()
+	answer, err := c.CheckCapture(ctx, &meshv1.CheckCaptureRequest{From: conn.LocalAddr().String(), To: to.String()})
+	if err != nil {
+		return []finding{{Check: "connection", Note: fmt.Sprintf("%s: nobody can tell where it went: %v", what, err)}}
+	}
+	return []finding{checkArrival(what, answer), checkLoop(what, answer)}
+}
+
+func whyNot(err error) string {
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return "is this user exempt, or its control group (`meshctl capture status`), or do rules of others refuse it (`nft list ruleset`)?"
+	}
+	return "do rules of others drop it, or direct it elsewhere (`nft list ruleset`)?"
+}
+
+func checkArrival(what string, answer *meshv1.CheckCaptureResponse) finding {
+	if !answer.Arrived {
+		return finding{Check: "connection", Note: what + " went elsewhere: a rule of others directs it there, see `nft list ruleset`"}
+	}
+	return finding{Check: "connection", OK: true, Note: what + " comes to the agent"}
+}
+
+// checkLoop tells of rules that make the agent call itself.
+func checkLoop(what string, answer *meshv1.CheckCaptureResponse) finding {
+	if answer.Loop != "" {
+		return finding{Check: "loop", Note: fmt.Sprintf("the agent's own connection %s is not left alone (%s), so requests may come back to it: "+
+			"does a rule of others change marks? see `nft list ruleset`", what, answer.Loop)}
+	}
+	return finding{Check: "loop", OK: true, Note: fmt.Sprintf("the agent's own connection %s is left alone", what)}
 }
 
 // checkName asks the resolver that applications ask.
@@ -227,6 +307,8 @@ func checkName(ctx context.Context, s *meshv1.ServiceSummary, dns *meshv1.DNSVie
 	name := s.Name + "." + dns.Suffixes[0]
 	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", name)
 	switch {
+	case err != nil && strings.Contains(err.Error(), syscall.ENETUNREACH.Error()):
+		return finding{Check: "names", Note: fmt.Sprintf("%v: redirected names take a route to the resolver in resolv.conf: add one, or start the agent with --dns resolv.conf", err)}
 	case err != nil:
 		return finding{Check: "names", Note: fmt.Sprintf("%v (--dns %s)", err, dns.Mode)}
 	case !slices.Contains(addrs, netip.MustParseAddr(s.Ipv4)):

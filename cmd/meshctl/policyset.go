@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,7 +39,9 @@ document, so that its default holds.`,
 		Example: `  meshctl policy set checkout --q-rif 0.9 --retry-budget 10% --wait
   meshctl policy set sessions --balancer ring_hash --hash-cookie session
   meshctl policy get checkout > checkout.yaml; vi checkout.yaml; meshctl policy set -f checkout.yaml`,
-		Args: optionalServiceArg,
+		Args: func(cmd *cobra.Command, args []string) error {
+			return cmp.Or(p.straySwitch(args), optionalServiceArg(cmd, args))
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := errors.Join(p.contradiction(), p.wait.contradiction(cmd)); err != nil {
 				return err
@@ -61,6 +64,19 @@ document, so that its default holds.`,
 	flags.BoolVar(&p.force, "force", false, "take the policy over from Kubernetes, if that manages it")
 	p.wait.flags(cmd)
 	return cmd
+}
+
+// straySwitch finds a value that was meant for a switch, as in --hash-path true.
+func (p policyChange) straySwitch(args []string) error {
+	if len(args) != 2 || args[1] != "true" && args[1] != "false" && args[1] != "default" {
+		return nil
+	}
+	for _, s := range p.given() {
+		if s.value == "bool" {
+			return misused("%q is taken for the name of a service: write --%s=%[1]s", args[1], s.name)
+		}
+	}
+	return nil
 }
 
 // given returns the settings that the user gave.

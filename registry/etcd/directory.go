@@ -93,6 +93,13 @@ func (d *directory) deleted(key string, revision int64) {
 	d.revision = max(d.revision, revision)
 }
 
+// taken is how many services have slots of the ranges.
+func (d *directory) taken() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.slots)
+}
+
 // published takes the snapshot that shows all that was seen.
 func (d *directory) published(s *registry.Snapshot) {
 	d.mu.Lock()

@@ -202,12 +202,14 @@ func New(cfg Config) (*Registry, error) {
 		return nil, fmt.Errorf("etcd: %w", err)
 	}
 	cfg = cfg.withDefaults()
+	metrics, pool := newMetrics(cfg.Metrics), newPool(cfg.VirtualIPv4, cfg.VirtualIPv6)
+	metrics.room.Set(float64(pool.room()))
 	return &Registry{
 		cfg:       cfg,
 		log:       cfg.Log,
-		metrics:   newMetrics(cfg.Metrics),
+		metrics:   metrics,
 		advertise: newAdvertisement(),
-		directory: newDirectory(newPool(cfg.VirtualIPv4, cfg.VirtualIPv6)),
+		directory: newDirectory(pool),
 		dialed:    make(chan struct{}),
 	}, nil
 }

@@ -13,6 +13,8 @@ type metrics struct {
 	bad       *prometheus.CounterVec
 	renewals  prometheus.Counter
 	leases    prometheus.Counter
+	virtual   prometheus.Gauge
+	room      prometheus.Gauge
 }
 
 // newMetrics takes nil for metrics that nobody collects.
@@ -42,9 +44,17 @@ func newMetrics(to prometheus.Registerer) *metrics {
 			Name: "headroom_registry_leases_total",
 			Help: "Leases taken by this agent; more than one means that one was lost.",
 		}),
+		virtual: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "headroom_registry_virtual_addresses",
+			Help: "Services that have virtual addresses, and those that had and may come back for theirs within a day.",
+		}),
+		room: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "headroom_registry_virtual_addresses_limit",
+			Help: "Services that can have virtual addresses at once, in the ranges of this agent.",
+		}),
 	}
 	if to != nil {
-		to.MustRegister(m.connected, m.revision, m.restarts, m.bad, m.renewals, m.leases)
+		to.MustRegister(m.connected, m.revision, m.restarts, m.bad, m.renewals, m.leases, m.virtual, m.room)
 	}
 	return m
 }

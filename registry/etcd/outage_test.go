@@ -448,13 +448,19 @@ headroom_registry_leases_total 1
 # HELP headroom_registry_revision Revision of the registry that was read last.
 # TYPE headroom_registry_revision gauge
 headroom_registry_revision %d
+# HELP headroom_registry_virtual_addresses Services that have virtual addresses, and those that had and may come back for theirs within a day.
+# TYPE headroom_registry_virtual_addresses gauge
+headroom_registry_virtual_addresses 2
+# HELP headroom_registry_virtual_addresses_limit Services that can have virtual addresses at once, in the ranges of this agent.
+# TYPE headroom_registry_virtual_addresses_limit gauge
+headroom_registry_virtual_addresses_limit 1.048559e+06
 # HELP headroom_registry_watch_restarts_total How often the watch ended and everything was read anew.
 # TYPE headroom_registry_watch_restarts_total counter
 headroom_registry_watch_restarts_total 0
 `, last.Revision)
 	if err := testutil.GatherAndCompare(metrics, strings.NewReader(want), "headroom_registry_bad_records_total",
 		"headroom_registry_connected", "headroom_registry_leases_total", "headroom_registry_revision",
-		"headroom_registry_watch_restarts_total"); err != nil {
+		"headroom_registry_virtual_addresses", "headroom_registry_virtual_addresses_limit", "headroom_registry_watch_restarts_total"); err != nil {
 		t.Error(err)
 	}
 }

@@ -42,6 +42,7 @@ func (f *feed) flush() {
 	snapshot := f.builder.Snapshot()
 	f.last = time.Now()
 	f.metrics.revision.Set(float64(snapshot.Revision))
+	f.metrics.virtual.Set(float64(f.directory.taken()))
 	f.publish(snapshot)
 	f.file.save(snapshot)
 	f.directory.published(snapshot)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds what is tested with, unless it was built before, and prints the folder it is in:
 #   build.sh cluster   Kubernetes, etcd, helm, containerd, the cluster's images and OpenAPI schemas; 7 to 15 minutes
-#   build.sh checks    kubectl-validate and helm-unittest; 3 minutes
+#   build.sh checks    helm-unittest, and kubectl-validate, whose --local-schemas are in the other folder's schemas; 4 minutes
 # The folder is in the cache of this user, named by all that goes into it. Builds need 5 GB of disk for as long as they run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -19,8 +19,9 @@ sources() {
 build_cluster() {
   local version kubernetes program flags=-s\ -w
   version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
-  for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do # what the API server and kubectl say they are
-    flags+=" -X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=$(cut -d. -f2 <<<"$version") -X $package.gitTreeState=clean"
+  for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do # what the programs say they are
+    flags+=" -X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=$(cut -d. -f2 <<<"$version")"
+    flags+=" -X $package.gitTreeState=clean"
   done
   build -gcflags=all=-dwarf=false -ldflags "$flags" -o "$1/" ./kubebox ./coredns ./pause helm.sh/helm/v4/cmd/helm
   for program in kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl etcd; do
@@ -39,7 +40,7 @@ containers() {
     cd "$unpacked"
     download || { apt-get update -qq && download; }
     for package in *.deb; do dpkg -x "$package" .; done
-  ) || { echo "build.sh: cannot get containerd, runc and containernetworking-plugins, which are packages of Debian" >&2 && return 1; }
+  ) || { echo "build.sh: cannot download Debian's containerd, runc and containernetworking-plugins" >&2 && return 1; }
   cp "$unpacked"/usr/bin/{containerd,containerd-shim-runc-v2,ctr} "$unpacked/usr/sbin/runc" "$1/"
   mkdir "$1/cni"
   cp "$unpacked"/usr/lib/cni/{bridge,host-local,loopback} "$1/cni/"

@@ -1267,7 +1267,7 @@ type CaptureView struct {
 	Sets   []*CaptureSet   `protobuf:"bytes,7,rep,name=sets,proto3" json:"sets,omitempty"`
 	// The ranges of virtual addresses that are routed to this node.
 	Routes []string `protobuf:"bytes,8,rep,name=routes,proto3" json:"routes,omitempty"`
-	// Chains of others that see connections first.
+	// Chains of others that may see connections first: those of the same priority do so if they are newer.
 	Before []*CaptureChain `protobuf:"bytes,9,rep,name=before,proto3" json:"before,omitempty"`
 	// What is left alone.
 	ExemptMark    uint32   `protobuf:"varint,10,opt,name=exempt_mark,json=exemptMark,proto3" json:"exempt_mark,omitempty"`
@@ -1674,6 +1674,112 @@ func (x *DNSView) GetSuffixes() []string {
 	return nil
 }
 
+type CheckCaptureRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Both ends of the connection, as in "127.0.0.1:51234" and "240.64.0.77:80": whoever asks has it open.
+	From          string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	To            string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckCaptureRequest) Reset() {
+	*x = CheckCaptureRequest{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckCaptureRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckCaptureRequest) ProtoMessage() {}
+
+func (x *CheckCaptureRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckCaptureRequest.ProtoReflect.Descriptor instead.
+func (*CheckCaptureRequest) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *CheckCaptureRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *CheckCaptureRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+type CheckCaptureResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Arrived bool                   `protobuf:"varint,1,opt,name=arrived,proto3" json:"arrived,omitempty"`
+	// What happens to a connection of the agent's own to the same address, which nobody must get; empty: it is refused.
+	Loop          string `protobuf:"bytes,2,opt,name=loop,proto3" json:"loop,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckCaptureResponse) Reset() {
+	*x = CheckCaptureResponse{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckCaptureResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckCaptureResponse) ProtoMessage() {}
+
+func (x *CheckCaptureResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckCaptureResponse.ProtoReflect.Descriptor instead.
+func (*CheckCaptureResponse) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *CheckCaptureResponse) GetArrived() bool {
+	if x != nil {
+		return x.Arrived
+	}
+	return false
+}
+
+func (x *CheckCaptureResponse) GetLoop() string {
+	if x != nil {
+		return x.Loop
+	}
+	return ""
+}
+
 type StopCaptureRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1682,7 +1788,7 @@ type StopCaptureRequest struct {
 
 func (x *StopCaptureRequest) Reset() {
 	*x = StopCaptureRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[29]
+	mi := &file_mesh_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1694,7 +1800,7 @@ func (x *StopCaptureRequest) String() string {
 func (*StopCaptureRequest) ProtoMessage() {}
 
 func (x *StopCaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[29]
+	mi := &file_mesh_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1707,7 +1813,7 @@ func (x *StopCaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopCaptureRequest.ProtoReflect.Descriptor instead.
 func (*StopCaptureRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 type StopCaptureResponse struct {
@@ -1720,7 +1826,7 @@ type StopCaptureResponse struct {
 
 func (x *StopCaptureResponse) Reset() {
 	*x = StopCaptureResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[30]
+	mi := &file_mesh_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1732,7 +1838,7 @@ func (x *StopCaptureResponse) String() string {
 func (*StopCaptureResponse) ProtoMessage() {}
 
 func (x *StopCaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[30]
+	mi := &file_mesh_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1745,7 +1851,7 @@ func (x *StopCaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopCaptureResponse.ProtoReflect.Descriptor instead.
 func (*StopCaptureResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StopCaptureResponse) GetRemoved() []string {
@@ -1866,10 +1972,16 @@ const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\aDNSView\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1c\n" +
 	"\taddresses\x18\x02 \x03(\tR\taddresses\x12\x1a\n" +
-	"\bsuffixes\x18\x03 \x03(\tR\bsuffixes\"\x14\n" +
+	"\bsuffixes\x18\x03 \x03(\tR\bsuffixes\"9\n" +
+	"\x13CheckCaptureRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\"D\n" +
+	"\x14CheckCaptureResponse\x12\x18\n" +
+	"\aarrived\x18\x01 \x01(\bR\aarrived\x12\x12\n" +
+	"\x04loop\x18\x02 \x01(\tR\x04loop\"\x14\n" +
 	"\x12StopCaptureRequest\"/\n" +
 	"\x13StopCaptureResponse\x12\x18\n" +
-	"\aremoved\x18\x01 \x03(\tR\aremoved2\xb2\b\n" +
+	"\aremoved\x18\x01 \x03(\tR\aremoved2\x91\t\n" +
 	"\x05Admin\x12]\n" +
 	"\fListServices\x12%.headroom.mesh.v1.ListServicesRequest\x1a&.headroom.mesh.v1.ListServicesResponse\x12`\n" +
 	"\rListEndpoints\x12&.headroom.mesh.v1.ListEndpointsRequest\x1a'.headroom.mesh.v1.ListEndpointsResponse\x12Z\n" +
@@ -1883,7 +1995,8 @@ const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\vWaitApplied\x12$.headroom.mesh.v1.WaitAppliedRequest\x1a%.headroom.mesh.v1.WaitAppliedResponse0\x01\x12B\n" +
 	"\x03Top\x12\x1c.headroom.mesh.v1.TopRequest\x1a\x1d.headroom.mesh.v1.TopResponse\x12W\n" +
 	"\n" +
-	"GetCapture\x12#.headroom.mesh.v1.GetCaptureRequest\x1a$.headroom.mesh.v1.GetCaptureResponse\x12Z\n" +
+	"GetCapture\x12#.headroom.mesh.v1.GetCaptureRequest\x1a$.headroom.mesh.v1.GetCaptureResponse\x12]\n" +
+	"\fCheckCapture\x12%.headroom.mesh.v1.CheckCaptureRequest\x1a&.headroom.mesh.v1.CheckCaptureResponse\x12Z\n" +
 	"\vStopCapture\x12$.headroom.mesh.v1.StopCaptureRequest\x1a%.headroom.mesh.v1.StopCaptureResponseB6Z4github.com/headroom-mesh/headroom/api/mesh/v1;meshv1b\x06proto3"
 
 var (
@@ -1898,7 +2011,7 @@ func file_mesh_v1_admin_proto_rawDescGZIP() []byte {
 	return file_mesh_v1_admin_proto_rawDescData
 }
 
-var file_mesh_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_mesh_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_mesh_v1_admin_proto_goTypes = []any{
 	(*ListServicesRequest)(nil),   // 0: headroom.mesh.v1.ListServicesRequest
 	(*ListServicesResponse)(nil),  // 1: headroom.mesh.v1.ListServicesResponse
@@ -1929,23 +2042,25 @@ var file_mesh_v1_admin_proto_goTypes = []any{
 	(*CaptureRule)(nil),           // 26: headroom.mesh.v1.CaptureRule
 	(*CaptureSet)(nil),            // 27: headroom.mesh.v1.CaptureSet
 	(*DNSView)(nil),               // 28: headroom.mesh.v1.DNSView
-	(*StopCaptureRequest)(nil),    // 29: headroom.mesh.v1.StopCaptureRequest
-	(*StopCaptureResponse)(nil),   // 30: headroom.mesh.v1.StopCaptureResponse
-	(*EndpointRecord)(nil),        // 31: headroom.mesh.v1.EndpointRecord
-	(*LocalService)(nil),          // 32: headroom.mesh.v1.LocalService
-	(*ServicePolicy)(nil),         // 33: headroom.mesh.v1.ServicePolicy
-	(*Observation)(nil),           // 34: headroom.mesh.v1.Observation
+	(*CheckCaptureRequest)(nil),   // 29: headroom.mesh.v1.CheckCaptureRequest
+	(*CheckCaptureResponse)(nil),  // 30: headroom.mesh.v1.CheckCaptureResponse
+	(*StopCaptureRequest)(nil),    // 31: headroom.mesh.v1.StopCaptureRequest
+	(*StopCaptureResponse)(nil),   // 32: headroom.mesh.v1.StopCaptureResponse
+	(*EndpointRecord)(nil),        // 33: headroom.mesh.v1.EndpointRecord
+	(*LocalService)(nil),          // 34: headroom.mesh.v1.LocalService
+	(*ServicePolicy)(nil),         // 35: headroom.mesh.v1.ServicePolicy
+	(*Observation)(nil),           // 36: headroom.mesh.v1.Observation
 }
 var file_mesh_v1_admin_proto_depIdxs = []int32{
 	2,  // 0: headroom.mesh.v1.ListServicesResponse.services:type_name -> headroom.mesh.v1.ServiceSummary
-	31, // 1: headroom.mesh.v1.ListEndpointsResponse.endpoints:type_name -> headroom.mesh.v1.EndpointRecord
+	33, // 1: headroom.mesh.v1.ListEndpointsResponse.endpoints:type_name -> headroom.mesh.v1.EndpointRecord
 	7,  // 2: headroom.mesh.v1.ListMembersResponse.members:type_name -> headroom.mesh.v1.Member
-	32, // 3: headroom.mesh.v1.RegisterRequest.service:type_name -> headroom.mesh.v1.LocalService
-	33, // 4: headroom.mesh.v1.GetPolicyResponse.policy:type_name -> headroom.mesh.v1.ServicePolicy
-	33, // 5: headroom.mesh.v1.GetPolicyResponse.effective:type_name -> headroom.mesh.v1.ServicePolicy
-	33, // 6: headroom.mesh.v1.SetPolicyRequest.policy:type_name -> headroom.mesh.v1.ServicePolicy
-	33, // 7: headroom.mesh.v1.SetPolicyResponse.policy:type_name -> headroom.mesh.v1.ServicePolicy
-	34, // 8: headroom.mesh.v1.TopResponse.agents:type_name -> headroom.mesh.v1.Observation
+	34, // 3: headroom.mesh.v1.RegisterRequest.service:type_name -> headroom.mesh.v1.LocalService
+	35, // 4: headroom.mesh.v1.GetPolicyResponse.policy:type_name -> headroom.mesh.v1.ServicePolicy
+	35, // 5: headroom.mesh.v1.GetPolicyResponse.effective:type_name -> headroom.mesh.v1.ServicePolicy
+	35, // 6: headroom.mesh.v1.SetPolicyRequest.policy:type_name -> headroom.mesh.v1.ServicePolicy
+	35, // 7: headroom.mesh.v1.SetPolicyResponse.policy:type_name -> headroom.mesh.v1.ServicePolicy
+	36, // 8: headroom.mesh.v1.TopResponse.agents:type_name -> headroom.mesh.v1.Observation
 	24, // 9: headroom.mesh.v1.GetCaptureResponse.captures:type_name -> headroom.mesh.v1.CaptureView
 	28, // 10: headroom.mesh.v1.GetCaptureResponse.dns:type_name -> headroom.mesh.v1.DNSView
 	25, // 11: headroom.mesh.v1.CaptureView.chains:type_name -> headroom.mesh.v1.CaptureChain
@@ -1963,21 +2078,23 @@ var file_mesh_v1_admin_proto_depIdxs = []int32{
 	18, // 23: headroom.mesh.v1.Admin.WaitApplied:input_type -> headroom.mesh.v1.WaitAppliedRequest
 	20, // 24: headroom.mesh.v1.Admin.Top:input_type -> headroom.mesh.v1.TopRequest
 	22, // 25: headroom.mesh.v1.Admin.GetCapture:input_type -> headroom.mesh.v1.GetCaptureRequest
-	29, // 26: headroom.mesh.v1.Admin.StopCapture:input_type -> headroom.mesh.v1.StopCaptureRequest
-	1,  // 27: headroom.mesh.v1.Admin.ListServices:output_type -> headroom.mesh.v1.ListServicesResponse
-	4,  // 28: headroom.mesh.v1.Admin.ListEndpoints:output_type -> headroom.mesh.v1.ListEndpointsResponse
-	6,  // 29: headroom.mesh.v1.Admin.ListMembers:output_type -> headroom.mesh.v1.ListMembersResponse
-	9,  // 30: headroom.mesh.v1.Admin.Register:output_type -> headroom.mesh.v1.RegisterResponse
-	11, // 31: headroom.mesh.v1.Admin.Deregister:output_type -> headroom.mesh.v1.DeregisterResponse
-	13, // 32: headroom.mesh.v1.Admin.GetPolicy:output_type -> headroom.mesh.v1.GetPolicyResponse
-	15, // 33: headroom.mesh.v1.Admin.SetPolicy:output_type -> headroom.mesh.v1.SetPolicyResponse
-	17, // 34: headroom.mesh.v1.Admin.DeletePolicy:output_type -> headroom.mesh.v1.DeletePolicyResponse
-	19, // 35: headroom.mesh.v1.Admin.WaitApplied:output_type -> headroom.mesh.v1.WaitAppliedResponse
-	21, // 36: headroom.mesh.v1.Admin.Top:output_type -> headroom.mesh.v1.TopResponse
-	23, // 37: headroom.mesh.v1.Admin.GetCapture:output_type -> headroom.mesh.v1.GetCaptureResponse
-	30, // 38: headroom.mesh.v1.Admin.StopCapture:output_type -> headroom.mesh.v1.StopCaptureResponse
-	27, // [27:39] is the sub-list for method output_type
-	15, // [15:27] is the sub-list for method input_type
+	29, // 26: headroom.mesh.v1.Admin.CheckCapture:input_type -> headroom.mesh.v1.CheckCaptureRequest
+	31, // 27: headroom.mesh.v1.Admin.StopCapture:input_type -> headroom.mesh.v1.StopCaptureRequest
+	1,  // 28: headroom.mesh.v1.Admin.ListServices:output_type -> headroom.mesh.v1.ListServicesResponse
+	4,  // 29: headroom.mesh.v1.Admin.ListEndpoints:output_type -> headroom.mesh.v1.ListEndpointsResponse
+	6,  // 30: headroom.mesh.v1.Admin.ListMembers:output_type -> headroom.mesh.v1.ListMembersResponse
+	9,  // 31: headroom.mesh.v1.Admin.Register:output_type -> headroom.mesh.v1.RegisterResponse
+	11, // 32: headroom.mesh.v1.Admin.Deregister:output_type -> headroom.mesh.v1.DeregisterResponse
+	13, // 33: headroom.mesh.v1.Admin.GetPolicy:output_type -> headroom.mesh.v1.GetPolicyResponse
+	15, // 34: headroom.mesh.v1.Admin.SetPolicy:output_type -> headroom.mesh.v1.SetPolicyResponse
+	17, // 35: headroom.mesh.v1.Admin.DeletePolicy:output_type -> headroom.mesh.v1.DeletePolicyResponse
+	19, // 36: headroom.mesh.v1.Admin.WaitApplied:output_type -> headroom.mesh.v1.WaitAppliedResponse
+	21, // 37: headroom.mesh.v1.Admin.Top:output_type -> headroom.mesh.v1.TopResponse
+	23, // 38: headroom.mesh.v1.Admin.GetCapture:output_type -> headroom.mesh.v1.GetCaptureResponse
+	30, // 39: headroom.mesh.v1.Admin.CheckCapture:output_type -> headroom.mesh.v1.CheckCaptureResponse
+	32, // 40: headroom.mesh.v1.Admin.StopCapture:output_type -> headroom.mesh.v1.StopCaptureResponse
+	28, // [28:41] is the sub-list for method output_type
+	15, // [15:28] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name
 	15, // [15:15] is the sub-list for extension extendee
 	0,  // [0:15] is the sub-list for field type_name
@@ -1997,7 +2114,7 @@ func file_mesh_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mesh_v1_admin_proto_rawDesc), len(file_mesh_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,7 @@ const (
 	Admin_WaitApplied_FullMethodName   = "/headroom.mesh.v1.Admin/WaitApplied"
 	Admin_Top_FullMethodName           = "/headroom.mesh.v1.Admin/Top"
 	Admin_GetCapture_FullMethodName    = "/headroom.mesh.v1.Admin/GetCapture"
+	Admin_CheckCapture_FullMethodName  = "/headroom.mesh.v1.Admin/CheckCapture"
 	Admin_StopCapture_FullMethodName   = "/headroom.mesh.v1.Admin/StopCapture"
 )
 
@@ -59,6 +60,8 @@ type AdminClient interface {
 	Top(ctx context.Context, in *TopRequest, opts ...grpc.CallOption) (*TopResponse, error)
 	// GetCapture tells which connections of this agent's node are led to it, and by what.
 	GetCapture(ctx context.Context, in *GetCaptureRequest, opts ...grpc.CallOption) (*GetCaptureResponse, error)
+	// CheckCapture tells whether a connection has come to this agent, and whether its own connections would.
+	CheckCapture(ctx context.Context, in *CheckCaptureRequest, opts ...grpc.CallOption) (*CheckCaptureResponse, error)
 	// StopCapture ends that until the agent is started again.
 	StopCapture(ctx context.Context, in *StopCaptureRequest, opts ...grpc.CallOption) (*StopCaptureResponse, error)
 }
@@ -190,6 +193,16 @@ func (c *adminClient) GetCapture(ctx context.Context, in *GetCaptureRequest, opt
 	return out, nil
 }
 
+func (c *adminClient) CheckCapture(ctx context.Context, in *CheckCaptureRequest, opts ...grpc.CallOption) (*CheckCaptureResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckCaptureResponse)
+	err := c.cc.Invoke(ctx, Admin_CheckCapture_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) StopCapture(ctx context.Context, in *StopCaptureRequest, opts ...grpc.CallOption) (*StopCaptureResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StopCaptureResponse)
@@ -226,6 +239,8 @@ type AdminServer interface {
 	Top(context.Context, *TopRequest) (*TopResponse, error)
 	// GetCapture tells which connections of this agent's node are led to it, and by what.
 	GetCapture(context.Context, *GetCaptureRequest) (*GetCaptureResponse, error)
+	// CheckCapture tells whether a connection has come to this agent, and whether its own connections would.
+	CheckCapture(context.Context, *CheckCaptureRequest) (*CheckCaptureResponse, error)
 	// StopCapture ends that until the agent is started again.
 	StopCapture(context.Context, *StopCaptureRequest) (*StopCaptureResponse, error)
 	mustEmbedUnimplementedAdminServer()
@@ -270,6 +285,9 @@ func (UnimplementedAdminServer) Top(context.Context, *TopRequest) (*TopResponse,
 }
 func (UnimplementedAdminServer) GetCapture(context.Context, *GetCaptureRequest) (*GetCaptureResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetCapture not implemented")
+}
+func (UnimplementedAdminServer) CheckCapture(context.Context, *CheckCaptureRequest) (*CheckCaptureResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckCapture not implemented")
 }
 func (UnimplementedAdminServer) StopCapture(context.Context, *StopCaptureRequest) (*StopCaptureResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method StopCapture not implemented")
@@ -486,6 +504,24 @@ func _Admin_GetCapture_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_CheckCapture_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckCaptureRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).CheckCapture(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_CheckCapture_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).CheckCapture(ctx, req.(*CheckCaptureRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_StopCapture_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StopCaptureRequest)
 	if err := dec(in); err != nil {
@@ -550,6 +586,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetCapture",
 			Handler:    _Admin_GetCapture_Handler,
+		},
+		{
+			MethodName: "CheckCapture",
+			Handler:    _Admin_CheckCapture_Handler,
 		},
 		{
 			MethodName: "StopCapture",

@@ -128,7 +128,7 @@ func TestWrongValues(t *testing.T) {
 		}
 		_, message, _ := strings.Cut(err.Error(), "Error: ")
 		message, _, _ = strings.Cut(message, "\nUse --debug")
-		message = strings.TrimSpace(message) + "\n"
+		message = regexp.MustCompile(`execution error at \(.*?\): `).ReplaceAllString(strings.TrimSpace(message)+"\n", "")
 		file := strings.TrimSuffix(values, ".yaml") + ".txt"
 		if *rewrite {
 			if err := os.WriteFile(file, []byte(message), 0o644); err != nil {
