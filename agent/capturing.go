@@ -43,6 +43,8 @@ type capturing struct {
 	log  *slog.Logger
 	all  []*captured
 	pods *pods.Pods
+	// cluster is what tells of pods; nil: nothing does.
+	cluster *kube.Watcher
 
 	mu     sync.Mutex
 	cancel context.CancelFunc                      // guarded by mu
@@ -60,7 +62,7 @@ type captured struct {
 var _ admin.Capture = (*capturing)(nil)
 
 func (a *Agent) newCapturing() error {
-	a.capturing = &capturing{log: a.cfg.Log, mark: a.cfg.mark(), ended: make(chan struct{}), dns: &meshv1.DNSView{Mode: a.cfg.DNS}}
+	a.capturing = &capturing{cluster: a.cluster, log: a.cfg.Log, mark: a.cfg.mark(), ended: make(chan struct{}), dns: &meshv1.DNSView{Mode: a.cfg.DNS}}
 	if a.cfg.DNS != DNSOff {
 		a.cfg.DNSListen = dnsListen(a.cfg)
 		a.capturing.dns.Suffixes = a.cfg.DNSSuffixes
@@ -287,7 +289,7 @@ func inPlace(netns string, s capture.Status) (all []string) {
 
 // View tells what is in force.
 func (c *capturing) View() *meshv1.GetCaptureResponse {
-	answer := &meshv1.GetCaptureResponse{Dns: c.dns}
+	answer := &meshv1.GetCaptureResponse{Dns: c.dns, KubernetesError: c.kubernetesError()}
 	for _, one := range c.all {
 		answer.Captures = append(answer.Captures, one.view())
 	}
@@ -298,6 +300,17 @@ func (c *capturing) View() *meshv1.GetCaptureResponse {
 		answer.Dns = &meshv1.DNSView{Mode: string(names.Listen), Addresses: c.dns.Addresses, Suffixes: c.dns.Suffixes}
 	}
 	return answer
+}
+
+func (c *capturing) kubernetesError() string {
+	if c.cluster == nil {
+		return ""
+	}
+	note, err := c.cluster.Ready()
+	if err != nil {
+		return err.Error()
+	}
+	return note
 }
 
 // podNetns is the name of a pod's network namespace.

@@ -159,6 +159,9 @@ func (a *Agent) readiness() []admin.Check {
 			return "", nil
 		}},
 	}
+	if a.cluster != nil {
+		checks = append(checks, admin.Check{Name: "kubernetes", Func: a.cluster.Ready})
+	}
 	if a.identity != nil {
 		checks = append(checks, admin.Check{Name: "identity", Func: func() (string, error) { return a.identity.Ready(time.Now()) }})
 	}

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -84,7 +85,8 @@ type Watcher struct {
 	told                              map[string]bool // problems that were logged and are still there; Run's
 
 	mu      sync.Mutex
-	failing map[string]bool // guarded by mu: kinds of objects that can't be read now
+	failing map[string]error // guarded by mu: why objects of a kind can't be read now
+	known   bool             // guarded by mu: whether all was read once
 }
 
 // New checks the configuration. Nothing is started before Run.
@@ -96,7 +98,7 @@ func New(cfg Config) (*Watcher, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	w := &Watcher{
-		cfg: cfg, log: cfg.Log, metrics: newMetrics(cfg.Metrics), changed: make(chan struct{}, 1), failing: make(map[string]bool),
+		cfg: cfg, log: cfg.Log, metrics: newMetrics(cfg.Metrics), changed: make(chan struct{}, 1), failing: make(map[string]error),
 	}
 	if err := w.prepare(); err != nil {
 		return nil, fmt.Errorf("kubernetes: prepare to watch: %w", err)
@@ -123,6 +125,9 @@ func (w *Watcher) Run(ctx context.Context, apply func(State)) error {
 	}
 	last := w.compute()
 	apply(last)
+	w.mu.Lock()
+	w.known = true
+	w.mu.Unlock()
 	for w.wait(ctx) {
 		if now := w.compute(); !now.equal(last) {
 			last = now
@@ -130,6 +135,27 @@ func (w *Watcher) Run(ctx context.Context, apply func(State)) error {
 		}
 	}
 	return nil
+}
+
+// Ready fails, saying why, as long as it is not known which replicas and pods this node has. Once it is, the note tells if no
+// news can be had.
+func (w *Watcher) Ready() (note string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var problems []string
+	for _, kind := range slices.Sorted(maps.Keys(w.failing)) {
+		problems = append(problems, fmt.Sprintf("%s: %v", kind, w.failing[kind]))
+	}
+	why := strings.Join(problems, "; ")
+	switch {
+	case !w.known && why == "":
+		return "", errors.New("not all was read yet")
+	case !w.known:
+		return "", errors.New(why)
+	case why != "":
+		return "what was known last stays: " + why, nil
+	}
+	return "", nil
 }
 
 // wait returns when something has changed, and false when ctx has ended.

@@ -90,8 +90,8 @@ func (w *Watcher) answered(ctx context.Context, kind string, err error) {
 		err = nil // all of them are listed again
 	}
 	w.mu.Lock()
-	was := w.failing[kind]
-	if w.failing[kind] = err != nil; err == nil {
+	was := w.failing[kind] != nil
+	if w.failing[kind] = err; err == nil {
 		delete(w.failing, kind)
 	}
 	left := len(w.failing)

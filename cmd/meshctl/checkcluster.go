@@ -45,7 +45,7 @@ func clusterFindings(ctx context.Context, c *client) ([]finding, error) {
 	}
 	s.add(checkMembers(members), checkVersions(members))
 	s.checkNodes(ctx)
-	s.add(checkServices(services))
+	s.add(checkServices(withReplicas(services)))
 	s.checkNamespaces(ctx)
 	s.checkPods(ctx)
 	s.checkKubernetesServices(ctx, services)
@@ -178,18 +178,24 @@ func (s *survey) checkCaptures(ctx context.Context) {
 
 func (s *survey) checkCaptured(ctx context.Context, node string, expected []string) finding {
 	check := "pods on " + node
-	i := slices.IndexFunc(s.agents, func(a cluster.Agent) bool { return a.Node == node && a.Ready })
+	alone := finding{Check: check, Note: fmt.Sprintf("%d go without the mesh: no agent is ready there", len(expected))}
+	i := slices.IndexFunc(s.agents, func(a cluster.Agent) bool { return a.Node == node && a.Runs })
 	if i < 0 {
-		return finding{Check: check, Note: fmt.Sprintf("%d go without the mesh: no agent is ready there", len(expected))}
+		return alone
 	}
-	captures, err := s.captures(ctx, s.agents[i])
-	if err != nil {
+	answer, err := s.captures(ctx, s.agents[i])
+	switch {
+	case answer.GetKubernetesError() != "":
+		return finding{Check: check, Note: "the agent there can't ask Kubernetes: " + answer.KubernetesError}
+	case !s.agents[i].Ready:
+		return alone
+	case err != nil:
 		return skipped(check, err)
 	}
-	return compareCaptures(check, expected, captures)
+	return compareCaptures(check, expected, answer.Captures)
 }
 
-func (s *survey) captures(ctx context.Context, agent cluster.Agent) ([]*meshv1.CaptureView, error) {
+func (s *survey) captures(ctx context.Context, agent cluster.Agent) (*meshv1.GetCaptureResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	c, err := dial(ctx, throughCluster(s.Cluster, func(ctx context.Context) (net.Conn, error) { return s.DialAgent(ctx, agent) }))
@@ -198,7 +204,7 @@ func (s *survey) captures(ctx context.Context, agent cluster.Agent) ([]*meshv1.C
 	}
 	defer c.conn.Close()
 	answer, err := c.GetCapture(ctx, &meshv1.GetCaptureRequest{})
-	return answer.GetCaptures(), c.explain(err)
+	return answer, c.explain(err)
 }
 
 func compareCaptures(check string, expected []string, captures []*meshv1.CaptureView) finding {
@@ -259,7 +265,15 @@ func (s *survey) checkKubernetesServices(ctx context.Context, known *meshv1.List
 }
 
 func knows(known *meshv1.ListServicesResponse, service cluster.Service) bool {
-	return slices.ContainsFunc(known.Services, func(s *meshv1.ServiceSummary) bool { return s.Name == service.Name+"."+service.Namespace })
+	return slices.ContainsFunc(withReplicas(known).Services, func(s *meshv1.ServiceSummary) bool {
+		return s.Name == service.Name+"."+service.Namespace
+	})
+}
+
+// withReplicas leaves out services that Kubernetes has no pods for now, or had once: the mesh keeps their addresses for a while.
+func withReplicas(known *meshv1.ListServicesResponse) *meshv1.ListServicesResponse {
+	some := func(s *meshv1.ServiceSummary) bool { return s.Ready+s.Unhealthy+s.Draining > 0 }
+	return &meshv1.ListServicesResponse{Services: slices.DeleteFunc(slices.Clone(known.Services), func(s *meshv1.ServiceSummary) bool { return !some(s) })}
 }
 
 // checkNetworkPolicies warns only: most networks let a node reach its own pods, whatever the policies say.

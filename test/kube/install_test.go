@@ -147,6 +147,9 @@ func exempt(t *testing.T) {
 	wantThrough(t, "outsider", "http://"+ip, false)
 	wantThrough(t, "host", "http://"+ip, false)
 	wantThrough(t, "client", "http://headless:8080", false)
+	pod := kubectl(t, "--namespace", "shop", "get", "pod", "checkout-1", "--output", "jsonpath={.status.podIP}")
+	apply(t, "shop", `{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: elsewhere, labels: {kubernetes.io/service-name: elsewhere}},
+		addressType: IPv4, ports: [{name: http, port: 8080}], endpoints: [{addresses: [`+pod+`]}]}`)
 	wantThrough(t, "client", "http://elsewhere", false)
 	kubectl(t, "--namespace", "shop", "wait", "--for=condition=Ready", "--timeout=5s", "pods", "--all") // the kubelet's probes
 }

@@ -1202,10 +1202,12 @@ func (*GetCaptureRequest) Descriptor() ([]byte, []int) {
 type GetCaptureResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One for the agent's own network namespace, and one for each that was named to it. None: the agent does not capture.
-	Captures      []*CaptureView `protobuf:"bytes,1,rep,name=captures,proto3" json:"captures,omitempty"`
-	Dns           *DNSView       `protobuf:"bytes,2,opt,name=dns,proto3" json:"dns,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Captures []*CaptureView `protobuf:"bytes,1,rep,name=captures,proto3" json:"captures,omitempty"`
+	Dns      *DNSView       `protobuf:"bytes,2,opt,name=dns,proto3" json:"dns,omitempty"`
+	// Why Kubernetes can't be asked which pods there are: then those are captured that it told of last, if it ever did.
+	KubernetesError string `protobuf:"bytes,3,opt,name=kubernetes_error,json=kubernetesError,proto3" json:"kubernetes_error,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GetCaptureResponse) Reset() {
@@ -1250,6 +1252,13 @@ func (x *GetCaptureResponse) GetDns() *DNSView {
 		return x.Dns
 	}
 	return nil
+}
+
+func (x *GetCaptureResponse) GetKubernetesError() string {
+	if x != nil {
+		return x.KubernetesError
+	}
+	return ""
 }
 
 // CaptureView is what leads connections of one network namespace to the agent.
@@ -1931,10 +1940,11 @@ const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\vTopResponse\x125\n" +
 	"\x06agents\x18\x01 \x03(\v2\x1d.headroom.mesh.v1.ObservationR\x06agents\x12\x18\n" +
 	"\amissing\x18\x02 \x03(\tR\amissing\"\x13\n" +
-	"\x11GetCaptureRequest\"|\n" +
+	"\x11GetCaptureRequest\"\xa7\x01\n" +
 	"\x12GetCaptureResponse\x129\n" +
 	"\bcaptures\x18\x01 \x03(\v2\x1d.headroom.mesh.v1.CaptureViewR\bcaptures\x12+\n" +
-	"\x03dns\x18\x02 \x01(\v2\x19.headroom.mesh.v1.DNSViewR\x03dns\"\xe2\x03\n" +
+	"\x03dns\x18\x02 \x01(\v2\x19.headroom.mesh.v1.DNSViewR\x03dns\x12)\n" +
+	"\x10kubernetes_error\x18\x03 \x01(\tR\x0fkubernetesError\"\xe2\x03\n" +
 	"\vCaptureView\x12\x14\n" +
 	"\x05netns\x18\x01 \x01(\tR\x05netns\x12\x16\n" +
 	"\x06active\x18\x02 \x01(\bR\x06active\x12\x14\n" +

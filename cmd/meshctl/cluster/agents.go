@@ -23,6 +23,7 @@ const AgentPort = 15010
 type Agent struct {
 	Namespace, Pod, Node string
 	Ready                bool
+	Runs                 bool   // so that it can be asked, ready or not
 	State                string // why it isn't ready
 }
 
@@ -41,6 +42,7 @@ func (c *Cluster) Agents(ctx context.Context) ([]Agent, error) {
 	for _, p := range pods {
 		a := Agent{Namespace: p.Namespace, Pod: p.Name, Node: p.Spec.NodeName}
 		a.State, a.Ready = podState(p)
+		a.Runs = a.Ready || a.State == notReady
 		agents = append(agents, a)
 	}
 	slices.SortFunc(agents, func(a, b Agent) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Pod, b.Pod)) })
@@ -78,6 +80,9 @@ func elsewhere(err error) error {
 	return err
 }
 
+// notReady is the state of a pod that runs, and says that it can't do its work.
+const notReady = "not ready"
+
 func podState(p corev1.Pod) (state string, ready bool) {
 	if p.DeletionTimestamp != nil {
 		return "ends", false
@@ -93,12 +98,12 @@ func podState(p corev1.Pod) (state string, ready bool) {
 		}
 	}
 	if p.Status.Phase == corev1.PodRunning {
-		return "not ready", false
+		return notReady, false
 	}
 	return cmp.Or(string(p.Status.Phase), "Pending"), false
 }
 
-// usable returns the agents that can be asked.
+// usable returns the agents that can be asked: those that are ready, or if none is, those that run.
 func (c *Cluster) usable(ctx context.Context) ([]Agent, error) {
 	agents, err := c.Agents(ctx)
 	if err != nil {
@@ -111,12 +116,13 @@ func (c *Cluster) usable(ctx context.Context) ([]Agent, error) {
 			return nil, fmt.Errorf("no agent runs on node %s: there are agents on %s", node, nodes)
 		}
 	}
-	ready := slices.DeleteFunc(slices.Clone(agents), func(a Agent) bool { return !a.Ready })
-	if len(ready) == 0 {
-		return nil, fmt.Errorf("no agent is ready: %s; see 'kubectl describe pod -n %s %s'",
-			names(agents, func(a Agent) string { return a.Pod + " is " + a.State }), agents[0].Namespace, agents[0].Pod)
+	for _, will := range []func(Agent) bool{func(a Agent) bool { return a.Ready }, func(a Agent) bool { return a.Runs }} {
+		if some := slices.DeleteFunc(slices.Clone(agents), func(a Agent) bool { return !will(a) }); len(some) > 0 {
+			return some, nil
+		}
 	}
-	return ready, nil
+	return nil, fmt.Errorf("no agent is ready: %s; see 'kubectl describe pod -n %s %s'",
+		names(agents, func(a Agent) string { return a.Pod + " is " + a.State }), agents[0].Namespace, agents[0].Pod)
 }
 
 // names joins names, but no more than people read.
@@ -132,7 +138,7 @@ func names[T any](all []T, name func(T) string) string {
 	return strings.Join(words, ", ")
 }
 
-// Dial connects to the admin API of an agent that is ready. Where the first doesn't do, such as when its node has just
+// Dial connects to the admin API of an agent. Where the first doesn't do, such as when its node has just
 // gone, others are tried; and so does the next Dial, as an agent may also turn out not to answer when it is connected to.
 func (c *Cluster) Dial(ctx context.Context) (net.Conn, error) {
 	const (
