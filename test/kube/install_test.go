@@ -34,6 +34,12 @@ func TestHeadroom(t *testing.T) {
 		{"helm test", helmTest},
 		{"meshctl", meshctlTells},
 		{"policies", policies},
+		{"balancing", balancing},
+		{"without control plane", withoutControlPlane},
+		{"without etcd", withoutEtcd},
+		{"agent killed", agentKilled},
+		{"agent deleted", agentDeleted},
+		{"without rights", withoutRights},
 		{"uninstall", uninstall},
 	} {
 		if !t.Run(part.name, part.test) && part.name == "install" {

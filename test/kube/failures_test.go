@@ -1,0 +1,166 @@
+//go:build kube
+
+package kube
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// balancing compares two rules on a service of which two in eight replicas are slow.
+func balancing(t *testing.T) {
+	kubectl(t, "--namespace", "shop", "rollout", "status", "deployment", "cart-fast", "--timeout=120s")
+	kubectl(t, "--namespace", "shop", "rollout", "status", "deployment", "cart-slow", "--timeout=120s")
+	eventually(t, 30*time.Second, func() error {
+		out, err := meshctl("services")
+		if err == nil && !strings.Contains(strings.Join(strings.Fields(out), " "), "cart.shop prequal default 8 0 0") {
+			err = fmt.Errorf("meshctl doesn't show 8 replicas of cart.shop:\n%s", out)
+		}
+		return err
+	})
+	results := map[string]tally{}
+	for _, rule := range []string{"round_robin", "prequal"} {
+		mustMeshctl(t, "policy", "set", "shop/cart", "--balancer", rule, "--wait")
+		load(t, "1500ms")
+		results[rule] = load(t, "6s")
+		t.Logf("%s: %s", rule, results[rule])
+	}
+	prequal, other := results["prequal"], results["round_robin"]
+	for rule, r := range results {
+		if err := meshed(r); err != nil {
+			t.Errorf("%s: %v", rule, err)
+		}
+	}
+	if share := float64(slow(prequal)) / float64(prequal.Requests); share >= 0.01 {
+		t.Errorf("prequal sent %.2f%% of requests to slow replicas, want less than 1%%", 100*share)
+	}
+	if ratio := other.P99 / prequal.P99; ratio < 6 {
+		t.Errorf("p99 under prequal is only %.1f times lower than under round_robin, want 6", ratio)
+	}
+	mustMeshctl(t, "policy", "delete", "shop/cart")
+}
+
+func load(t *testing.T, lasts string) (r tally) {
+	t.Helper()
+	out := kubectl(t, "--namespace", "shop", "exec", "client", "--container", "web", "--", "/web", "load", "http://cart", "150", lasts)
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return r
+}
+
+func slow(r tally) int {
+	n := 0
+	for replica, requests := range r.By {
+		if strings.HasPrefix(replica, "cart-slow-") {
+			n += requests
+		}
+	}
+	return n
+}
+
+// withoutControlPlane cuts the power of all that Kubernetes is steered by. Nothing is steered meanwhile, and all else goes on.
+func withoutControlPlane(t *testing.T) {
+	begin := time.Now()
+	cluster(t, "stop", "control")
+	for until := time.Now().Add(10 * time.Second); time.Now().Before(until); {
+		must(t, "", "./cluster.sh", "exec", "node1", "curl", "--silent", "--fail", "--max-time", "5", "--proxy", "http://127.0.0.1:15001", "http://checkout.shop.mesh")
+	}
+	cluster(t, "start", "control")
+	eventually(t, time.Minute, func() error { _, err := run("", "kubectl", "get", "--raw", "/readyz"); return err })
+	steady.want(t, 2, meshed)
+	wantAll(t, begin, meshed)
+	kubectl(t, "--namespace", system, "rollout", "status", "daemonset", release, "--timeout=60s")
+}
+
+// wantAll wants something of every second since a time.
+func wantAll(t *testing.T, begin time.Time, wanted func(tally) error) {
+	t.Helper()
+	for _, one := range steady.since(t, begin) {
+		if err := wanted(one); err != nil {
+			t.Errorf("%v: %s", err, one)
+		}
+	}
+}
+
+// withoutEtcd takes away the store of the mesh: traffic goes on, and whoever wants to change something is told.
+func withoutEtcd(t *testing.T) {
+	begin := time.Now()
+	kubectl(t, "--namespace", system, "scale", "statefulset", release+"-etcd", "--replicas=0")
+	kubectl(t, "--namespace", system, "wait", "--for=delete", "pod/"+release+"-etcd-0", "--timeout=60s")
+	eventually(t, 30*time.Second, func() error {
+		_, err := meshctl("policy", "set", "shop/checkout", "--timeout", "5s")
+		if err == nil || !strings.Contains(err.Error(), "the registry is unreachable") {
+			return fmt.Errorf("meshctl doesn't say that the store is away: %w", err)
+		}
+		return nil
+	})
+	kubectl(t, "--namespace", system, "scale", "statefulset", release+"-etcd", "--replicas=1")
+	kubectl(t, "--namespace", system, "rollout", "status", "statefulset", release+"-etcd", "--timeout=60s")
+	eventually(t, 30*time.Second, func() error {
+		_, err := meshctl("policy", "set", "shop/checkout", "--timeout", "5s")
+		return err
+	})
+	mustMeshctl(t, "policy", "set", "shop/checkout", "--timeout", "default", "--wait")
+	wantAll(t, begin, meshed)
+}
+
+// agentKilled leaves pods with what Kubernetes does for them, until an agent is back.
+func agentKilled(t *testing.T) {
+	must(t, "", "./cluster.sh", "exec", "node1", "sh", "-c", "kill -9 $(pgrep -x agent)")
+	killed := time.Now()
+	// What was in flight has failed, and nothing since: the kernel has taken away the rules.
+	for _, one := range steady.since(t, killed.Add(time.Second)) {
+		if err := answered(one); err != nil {
+			t.Errorf("%v: %s", err, one)
+		}
+	}
+	kubectl(t, "--namespace", system, "rollout", "status", "daemonset", release, "--timeout=90s")
+	steady.want(t, 2, meshed)
+	for _, one := range steady.since(t, killed.Add(time.Second)) {
+		if err := answered(one); err != nil {
+			t.Errorf("%v: %s", err, one)
+		}
+	}
+}
+
+// agentDeleted replaces the agent of a node while pods there send.
+func agentDeleted(t *testing.T) {
+	begin := time.Now()
+	kubectl(t, "--namespace", system, "delete", agentOn(t, "node1"), "--wait")
+	kubectl(t, "--namespace", system, "rollout", "status", "daemonset", release, "--timeout=90s")
+	steady.want(t, 2, meshed)
+	steady.unharmed(t, begin)
+}
+
+func agentOn(t *testing.T, node string) string {
+	t.Helper()
+	return strings.TrimSpace(kubectl(t, "--namespace", system, "get", "pods", "--selector", "app.kubernetes.io/component=agent",
+		"--field-selector", "spec.nodeName="+node, "--output", "name"))
+}
+
+// withoutRights starts an agent that may not see pods.
+func withoutRights(t *testing.T) {
+	allow := func(resources string) {
+		t.Helper()
+		kubectl(t, "patch", "clusterrole", release+"-agent", "--type=json", "--patch", `[{"op": "replace", "path": "/rules/0/resources", "value": [`+resources+`]}]`)
+	}
+	allow(`"namespaces", "services", "nodes"`)
+	kubectl(t, "--namespace", system, "delete", agentOn(t, "node2"), "--wait")
+	eventually(t, time.Minute, func() error {
+		out, err := meshctl("check", "--output", "json")
+		if err == nil || !strings.Contains(out, `cannot list resource \"pods\"`) && !strings.Contains(out, `cannot watch resource \"pods\"`) {
+			return fmt.Errorf("meshctl check doesn't say what the agent lacks: %w: %s", err, out)
+		}
+		return nil
+	})
+	if log := kubectl(t, "--namespace", system, "logs", agentOn(t, "node2")); !strings.Contains(log, "its role must permit to list and watch it") {
+		t.Errorf("the agent doesn't say what it lacks:\n%s", log)
+	}
+	allow(`"namespaces", "services", "pods", "nodes"`)
+	kubectl(t, "--namespace", system, "rollout", "status", "daemonset", release, "--timeout=90s")
+	eventually(t, 30*time.Second, func() error { _, err := meshctl("check"); return err })
+}
