@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 )
 
 // echoed is what an echo tells of itself and of a request.
@@ -115,6 +116,7 @@ func (e echoed) answer(w http.ResponseWriter, r *http.Request, delay time.Durati
 // callWants is what must come of calls.
 type callWants struct {
 	requests int
+	atOnce   int
 	mesh     bool
 	replicas int
 	wait     time.Duration
@@ -124,6 +126,8 @@ func (w callWants) check() error {
 	switch {
 	case w.requests < 1:
 		return misused("--requests %d: want one at least", w.requests)
+	case w.atOnce < 1:
+		return misused("--at-once %d: want one at least", w.atOnce)
 	case w.replicas < 0:
 		return misused("--replicas %d: want a number of replicas", w.replicas)
 	case w.wait < 0:
@@ -137,7 +141,7 @@ func (a *app) call() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "call URL",
 		Short: "Send requests to 'meshctl echo', and see who answers and whether they came through the mesh",
-		Long: `Send requests, one after the other, and show which replicas answered and which requests came through the mesh. Only
+		Long: `Send requests, one after the other unless --at-once says otherwise, and show which replicas answered and which requests came through the mesh. Only
 'meshctl echo' tells that; other services are merely seen to answer. It fails if a request does.`,
 		Example: `  meshctl call http://checkout.shop.svc/ --requests 100
   meshctl call http://checkout.shop.svc/ --through-mesh --replicas 2 --wait 1m`,
@@ -159,6 +163,7 @@ func (a *app) call() *cobra.Command {
 		},
 	}
 	cmd.Flags().IntVarP(&wants.requests, "requests", "n", 10, "`NUMBER` of requests")
+	cmd.Flags().IntVar(&wants.atOnce, "at-once", 1, "`NUMBER` of requests under way at a time; if it is one, the fastest replica may get them all")
 	cmd.Flags().BoolVar(&wants.mesh, "through-mesh", false, "fail unless all came through the mesh")
 	cmd.Flags().IntVar(&wants.replicas, "replicas", 0, "fail unless `NUMBER` replicas answered, at least")
 	cmd.Flags().DurationVar(&wants.wait, "wait", 0, "how long to try again until all is as wanted")
@@ -171,7 +176,7 @@ func callUntil(ctx context.Context, w io.Writer, url string, wants callWants) er
 	again := time.NewTicker(time.Second)
 	defer again.Stop()
 	for {
-		came := callAll(ctx, url, wants.requests)
+		came := callAll(ctx, url, wants.requests, max(wants.atOnce, 1))
 		err := came.check(wants)
 		if err == nil || ctx.Err() != nil || time.Now().After(deadline) {
 			return errors.Join(came.write(w), err)
@@ -190,24 +195,38 @@ type outcome struct {
 	failures                   map[string]int
 }
 
-func callAll(ctx context.Context, url string, requests int) outcome {
+func callAll(ctx context.Context, url string, requests, atOnce int) outcome {
 	came := outcome{requests: requests, by: map[[2]string]int{}, failures: map[string]int{}}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxIdleConnsPerHost = atOnce
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport, Timeout: callTimeout}
+	var calls errgroup.Group
+	calls.SetLimit(atOnce)
+	var mu sync.Mutex // guards came
 	for range requests {
-		e, err := callOnce(ctx, client, url)
-		if err != nil {
-			came.failures[err.Error()]++
-			continue
-		}
-		came.answered++
-		came.by[[2]string{e.Replica, e.Node}]++
-		if e.throughMesh() {
-			came.meshed++
-		}
+		calls.Go(func() error {
+			e, err := callOnce(ctx, client, url)
+			mu.Lock()
+			defer mu.Unlock()
+			came.add(e, err)
+			return nil
+		})
 	}
+	_ = calls.Wait() // failures are counted
 	return came
+}
+
+func (o *outcome) add(e echoed, err error) {
+	if err != nil {
+		o.failures[err.Error()]++
+		return
+	}
+	o.answered++
+	o.by[[2]string{e.Replica, e.Node}]++
+	if e.throughMesh() {
+		o.meshed++
+	}
 }
 
 func callOnce(ctx context.Context, client *http.Client, url string) (e echoed, err error) {

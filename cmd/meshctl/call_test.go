@@ -69,6 +69,23 @@ func TestCallShowsWhoAnswers(t *testing.T) {
 	}
 }
 
+// TestCallAtOnce has an echo that answers no request before another is there.
+func TestCallAtOnce(t *testing.T) {
+	pairs := make(chan struct{})
+	echo := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case pairs <- struct{}{}:
+		case <-pairs:
+		case <-r.Context().Done():
+		}
+		echoed{Replica: "echo-1"}.answer(w, r, 0)
+	}))
+	defer echo.Close()
+	if err := callUntil(t.Context(), io.Discard, echo.URL, callWants{requests: 10, atOnce: 2, replicas: 1}); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestCallWaits(t *testing.T) {
 	first, _ := startEcho(t, echoed{Replica: "echo-1", Node: "a"}, 0)
 	second, _ := startEcho(t, echoed{Replica: "echo-2", Node: "b"}, 0)

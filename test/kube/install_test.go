@@ -27,6 +27,7 @@ func TestHeadroom(t *testing.T) {
 		test func(*testing.T)
 	}{
 		{"misspelt values", misspelt},
+		{"other machine", otherMachine},
 		{"install", install},
 		{"enrol", enrol},
 		{"addresses", addresses},
@@ -41,6 +42,8 @@ func TestHeadroom(t *testing.T) {
 		{"agent deleted", agentDeleted},
 		{"without rights", withoutRights},
 		{"uninstall", uninstall},
+		{"upgrade", upgrade},
+		{"uninstall again", uninstall},
 	} {
 		if !t.Run(part.name, part.test) && part.name == "install" {
 			t.FailNow() // nothing else can be as wanted
@@ -53,17 +56,18 @@ func build(t *testing.T) {
 	dir := t.TempDir()
 	must(t, "", "env", "CGO_ENABLED=0", "go", "build", "-C", "../..", "-trimpath", "-ldflags=-s -w", "-o", dir+"/", "./cmd/agent", "./cmd/meshctl")
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	image(t, "headroom", filepath.Join(dir, "agent"), filepath.Join(dir, "meshctl"))
-	image(t, "etcd", strings.TrimSpace(must(t, "", "which", "etcd")))
+	image(t, "linux/amd64", "headroom:test", filepath.Join(dir, "agent"), filepath.Join(dir, "meshctl"))
+	image(t, "linux/amd64", "etcd:test", strings.TrimSpace(must(t, "", "which", "etcd")))
 	loadProgram(t, "./web", "headroom.test/web:1")
 }
 
-func image(t *testing.T, name string, programs ...string) {
+// image makes an image of programs that says it is for a platform.
+func image(t *testing.T, platform, name string, programs ...string) {
 	t.Helper()
 	dir := t.TempDir()
-	args := []string{"run", "-C", "../..", "./deploy/image", "-name", "headroom.test/" + name + ":test", "-platforms", "linux/amd64", "-out", dir}
+	args := []string{"run", "-C", "../..", "./deploy/image", "-name", "headroom.test/" + name, "-platforms", platform, "-out", dir}
 	must(t, "", "go", append(args, programs...)...)
-	cluster(t, "load", filepath.Join(dir, "linux-amd64.tar"))
+	cluster(t, "load", filepath.Join(dir, strings.ReplaceAll(platform, "/", "-")+".tar"))
 }
 
 // openShop starts pods before there is a mesh.
@@ -314,4 +318,60 @@ func wantClean(t *testing.T, node string) {
 			t.Errorf("%s: %s: %s", node, command, out)
 		}
 	}
+}
+
+// otherMachine installs an image that is not for these nodes. Helm says what isn't there, and Kubernetes says why.
+func otherMachine(t *testing.T) {
+	agent := filepath.Join(t.TempDir(), "agent")
+	must(t, "", "env", "CGO_ENABLED=0", "GOARCH=arm64", "go", "build", "-o", agent, "./pause")
+	image(t, "linux/arm64", "headroom:arm64", agent)
+	_, err := run("", "helm", "install", release, chart, "--namespace", system, "--create-namespace", "--values", "testdata/values.yaml",
+		"--set", "image.tag=arm64", "--wait", "--timeout", "5s")
+	if err == nil || !strings.Contains(err.Error(), "DaemonSet/headroom-system/headroom not ready") {
+		t.Errorf("helm doesn't say what isn't ready: %v", err)
+	}
+	eventually(t, 30*time.Second, func() error {
+		log, err := run("", "kubectl", "--namespace", system, "logs", "daemonset/"+release)
+		if err == nil && !strings.Contains(log, "exec format error") {
+			err = fmt.Errorf("the log of an agent that is not for this machine: %q", log)
+		}
+		return err
+	})
+	eventually(t, 30*time.Second, func() error {
+		_, err := meshctl("check")
+		if err == nil || !strings.Contains(err.Error(), "CrashLoopBackOff; see 'kubectl logs -n "+system) {
+			return fmt.Errorf("meshctl doesn't say how the agents are: %w", err)
+		}
+		return nil
+	})
+	helm(t, "uninstall", release, "--namespace", system, "--wait")
+	eventually(t, time.Minute, nothingLeft)
+}
+
+// upgrade begins with the first chart that there was, and keeps what is secret, the policies, and the traffic.
+func upgrade(t *testing.T) {
+	helm(t, "install", release, "testdata/headroom-0.1.0.tgz", "--namespace", system, "--create-namespace", "--values", "testdata/values.yaml", "--wait", "--timeout", "3m")
+	eventually(t, 30*time.Second, func() error { _, err := meshctl("policy", "set", "shop/checkout", "--timeout", "7s", "--wait"); return err })
+	before := secrets(t)
+	steady.want(t, 2, meshed)
+	begin := time.Now()
+	helm(t, "upgrade", release, chart, "--namespace", system, "--values", "testdata/values.yaml", "--set", "agent.logLevel=debug", "--wait", "--timeout", "3m")
+	kubectl(t, "--namespace", system, "rollout", "status", "daemonset", release, "--timeout=120s")
+	steady.want(t, 2, meshed)
+	steady.unharmed(t, begin)
+	if after := secrets(t); after != before {
+		t.Error("the upgrade has changed secrets: agents of before and after can't talk to each other")
+	}
+	if args := kubectl(t, "--namespace", system, "get", agentOn(t, "node1"), "--output", "jsonpath={.spec.containers[0].args}"); !strings.Contains(args, "--log-level=debug") {
+		t.Errorf("the upgrade has not changed what it was to change: %s", args)
+	}
+	if policy := mustMeshctl(t, "policy", "get", "shop/checkout"); !strings.Contains(policy, "timeout: 7s") {
+		t.Errorf("the policy is not what it was: %s", policy)
+	}
+}
+
+// secrets returns what all Secrets of the mesh hold.
+func secrets(t *testing.T) string {
+	t.Helper()
+	return kubectl(t, "--namespace", system, "get", "secrets", "--field-selector", "type!=helm.sh/release.v1", "--output", "jsonpath={range .items[*]}{.metadata.name} {.data}{end}")
 }

@@ -80,8 +80,10 @@ func elsewhere(err error) error {
 	return err
 }
 
-// notReady is the state of a pod that runs, and says that it can't do its work.
-const notReady = "not ready"
+const (
+	notReady = "not ready"        // it runs, and says that it can't do its work
+	crashes  = "CrashLoopBackOff" // it ends soon after each start
+)
 
 func podState(p corev1.Pod) (state string, ready bool) {
 	if p.DeletionTimestamp != nil {
@@ -121,8 +123,12 @@ func (c *Cluster) usable(ctx context.Context) ([]Agent, error) {
 			return some, nil
 		}
 	}
-	return nil, fmt.Errorf("no agent is ready: %s; see 'kubectl describe pod -n %s %s'",
-		names(agents, func(a Agent) string { return a.Pod + " is " + a.State }), agents[0].Namespace, agents[0].Pod)
+	see := "describe pod" // has the events that keep it from starting
+	if agents[0].State == crashes {
+		see = "logs"
+	}
+	return nil, fmt.Errorf("no agent is ready: %s; see 'kubectl %s -n %s %s'",
+		names(agents, func(a Agent) string { return a.Pod + " is " + a.State }), see, agents[0].Namespace, agents[0].Pod)
 }
 
 // names joins names, but no more than people read.
