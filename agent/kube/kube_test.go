@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -38,6 +39,7 @@ func node() *corev1.Node {
 // watched is a Watcher that runs in a bubble.
 type watched struct {
 	t       *testing.T
+	watcher *Watcher
 	client  *fake.Clientset
 	metrics *prometheus.Registry
 	log     bytes.Buffer
@@ -57,6 +59,7 @@ func run(t *testing.T, objects []runtime.Object, prepare func(*fake.Clientset), 
 		if err != nil {
 			t.Fatal(err)
 		}
+		w.watcher = watcher
 		ctx, cancel := context.WithCancel(t.Context())
 		w.cancel = cancel
 		go func() { w.ended <- watcher.Run(ctx, func(s State) { w.states = append(w.states, s) }) }()
@@ -318,6 +321,20 @@ func (w *watched) logged(n int, text string) {
 	}
 }
 
+// ready wants the watcher to say whether it knows the node, and texts of what it can't learn; none: it can learn all.
+func (w *watched) ready(known bool, texts ...string) {
+	w.t.Helper()
+	note, err := w.watcher.Ready()
+	if (err == nil) != known || len(texts) == 0 && note != "" {
+		w.t.Errorf("want known: %t, got %q, %v", known, note, err)
+	}
+	for _, text := range texts {
+		if !strings.Contains(note+fmt.Sprint(err), text) {
+			w.t.Errorf("want %q, got %q, %v", text, note, err)
+		}
+	}
+}
+
 func TestAPIServerAwayAtStart(t *testing.T) {
 	s := server{fail: away}
 	run(t, enrolled(), s.stand, func(w *watched) {
@@ -326,6 +343,7 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 			t.Fatalf("applied, though nothing can be known:\n%s", show(w.states[0]))
 		}
 		w.logged(4, "Kubernetes does not answer")
+		w.ready(false, "pods: dial tcp", "services: dial tcp")
 		if w.metric("headroom_kubernetes_connected", pods) != 0 || w.metric("headroom_kubernetes_failures_total", pods) < 3 {
 			t.Error("metrics don't tell of the failures")
 		}
@@ -333,6 +351,7 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 		time.Sleep(time.Minute)
 		w.want(aReplica("ready"), aFront, aCaptured)
 		w.logged(1, "Kubernetes answers again")
+		w.ready(true)
 	})
 }
 
@@ -350,6 +369,7 @@ func TestAPIServerAwayMeanwhile(t *testing.T) {
 				time.Sleep(10 * time.Minute)
 				w.want(aReplica("ready"), aFront, aCaptured)
 				w.logged(4, "Kubernetes does not answer")
+				w.ready(true, "what was known last stays: namespaces: ")
 				if w.metric("headroom_kubernetes_connected", pods) != 0 {
 					t.Error("still connected, says the metric")
 				}

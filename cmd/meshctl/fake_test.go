@@ -38,12 +38,13 @@ type fakeAgent struct {
 	empty    map[string]bool // services whose policy says nothing
 	sampled  int
 	captures []*meshv1.CaptureView
+	blind    string // what the agent can't ask Kubernetes
 }
 
 func (f *fakeAgent) GetCapture(context.Context, *meshv1.GetCaptureRequest) (*meshv1.GetCaptureResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return &meshv1.GetCaptureResponse{Captures: f.captures}, nil
+	return &meshv1.GetCaptureResponse{Captures: f.captures, KubernetesError: f.blind}, nil
 }
 
 func newFakeAgent() *fakeAgent {
@@ -87,6 +88,8 @@ func (f *fakeAgent) set(what string) error {
 		f.away = true
 	case "captures":
 		f.captures = append(f.captures, &meshv1.CaptureView{Netns: "pod " + count, Active: true})
+	case "blind":
+		f.blind = count
 	case "empty":
 		f.empty = map[string]bool{count: true}
 	case "managing":

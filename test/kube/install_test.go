@@ -351,7 +351,10 @@ func otherMachine(t *testing.T) {
 // upgrade begins with the first chart that there was, and keeps what is secret, the policies, and the traffic.
 func upgrade(t *testing.T) {
 	helm(t, "install", release, "testdata/headroom-0.1.0.tgz", "--namespace", system, "--create-namespace", "--values", "testdata/values.yaml", "--wait", "--timeout", "3m")
-	eventually(t, 30*time.Second, func() error { _, err := meshctl("policy", "set", "shop/checkout", "--timeout", "7s", "--wait"); return err })
+	eventually(t, 30*time.Second, func() error {
+		_, err := meshctl("policy", "set", "shop/checkout", "--timeout", "7s", "--wait")
+		return err
+	})
 	before := secrets(t)
 	steady.want(t, 2, meshed)
 	begin := time.Now()
