@@ -280,13 +280,13 @@ func nothingLeft() error {
 		return fmt.Errorf("the definition of ServicePolicies is there")
 	}
 	all, err := run("", "kubectl", "get", strings.Join(strings.Fields(kinds), ","), "--all-namespaces", "--ignore-not-found", "--output",
-		`jsonpath={range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name}{"\n"}{end}`)
+		`jsonpath={range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name} {.spec.claimRef.name}{"\n"}{end}`)
 	if err != nil {
 		return err
 	}
 	var left []string
 	for line := range strings.Lines(all) {
-		kind, name, _ := strings.Cut(strings.TrimSpace(line), " ")
+		kind, name, _ := strings.Cut(strings.TrimSpace(line), " ") // and of a volume that of its claim
 		if kind != "Event" && strings.Contains(name, "headroom") && !ofNamespace(kind, name) {
 			left = append(left, line)
 		}
