@@ -24,7 +24,7 @@ import (
 // application that tries again misses the service no longer than there is no agent.
 func TestCaptureKilled(t *testing.T) {
 	t.Run("IPv4", func(t *testing.T) { testKilled(t, false, 20) })
-	t.Run("IPv6", func(t *testing.T) { testKilled(t, true, 5) })
+	t.Run("IPv6", func(t *testing.T) { testKilled(t, true, 4) })
 }
 
 func testKilled(t *testing.T, ipv6 bool, kills int) {
@@ -44,9 +44,9 @@ func testKilled(t *testing.T, ipv6 bool, kills int) {
 	})
 	virtual4, virtual6 := virtual(t, agents["b"])
 	called := replicasOf(m, "a")[0]
-	resolver := emptyResolver(t, m.Outside("outside"), b)
+	nameless := startNameless(t, m.Outside("outside"))
 	apps := []*application{
-		{what: "a name", from: b, host: "web.mesh", resolver: resolver},
+		{what: "a name", from: b, host: "web.mesh", resolver: nameless},
 		{what: "virtual IPv4", from: b, host: virtual4},
 		{what: "virtual IPv6", from: b, host: "[" + virtual6 + "]"},
 		{what: "virtual IPv4 from a pod", from: pod, host: virtual4},
@@ -106,7 +106,7 @@ type application struct {
 	host     string
 	plain    string // the replica that answers without an agent; none: nobody does
 	lasting  bool   // keeps its connection
-	resolver *net.Resolver
+	resolver string // is asked for names
 
 	mu    sync.Mutex
 	calls []call // guarded by mu
@@ -134,10 +134,18 @@ func callAll(t *testing.T, apps []*application) (stop func()) {
 	return stop
 }
 
+// patienceWithDNS is when an application asks again; resolv.conf says it to most, and five seconds if it says nothing.
+const patienceWithDNS = time.Second
+
 func (a *application) call(ctx context.Context) {
 	dial := a.from.DialContext
-	if a.resolver != nil {
-		dial = byName(a.from, a.resolver, "ip4")
+	if a.resolver != "" {
+		connect := byName(a.from, resolverAt(a.from, a.resolver), "ip4") // Go has lookups of one resolver share their fate
+		dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, patienceWithDNS)
+			defer cancel()
+			return connect(ctx, network, address)
+		}
 	}
 	transport := &http.Transport{DialContext: dial, DisableKeepAlives: !a.lasting}
 	defer transport.CloseIdleConnections()
@@ -224,8 +232,8 @@ func (a *application) judge(t *testing.T, deaths []death) {
 		t.Logf("%s: %s", a.what, stray)
 	}
 	soon := time.Second // five are promised
-	if a.resolver != nil {
-		soon += 5 * time.Second // after which it asks again: nobody tells it that a query is lost
+	if a.resolver != "" {
+		soon += patienceWithDNS // nobody tells it that a query is lost
 	}
 	if h.inFlight > soon || h.slowest > soon || h.away > soon {
 		t.Errorf("%s: want that within %v", a.what, soon)
@@ -280,15 +288,14 @@ func (a *application) asPlain(c call) bool {
 	switch {
 	case a.plain != "":
 		return c.err == nil && c.replica == a.plain
-	case a.resolver != nil && unknown:
+	case a.resolver != "" && unknown:
 		return strings.Contains(c.err.Error(), "no such host")
 	}
 	return errors.Is(c.err, syscall.ECONNREFUSED)
 }
 
-// emptyResolver returns a resolver for programs on a node that asks a server elsewhere, which says of each name that there is
-// no such name.
-func emptyResolver(t *testing.T, server, program *meshtest.Node) *net.Resolver {
+// startNameless starts a DNS server that says of each name that there is no such name.
+func startNameless(t *testing.T, server *meshtest.Node) (address string) {
 	t.Helper()
 	var l net.PacketConn
 	err := server.Do(func() (err error) {
@@ -315,5 +322,5 @@ func emptyResolver(t *testing.T, server, program *meshtest.Node) *net.Resolver {
 		l.Close()
 		serving.Wait()
 	})
-	return resolverAt(program, l.LocalAddr().String())
+	return l.LocalAddr().String()
 }

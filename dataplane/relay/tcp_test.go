@@ -342,6 +342,40 @@ func TestIdleTunnelsNeedLittle(t *testing.T) {
 	})
 }
 
+// TestShortTunnels counts the memory that connections take of which each carries little: what one was lent serves the next.
+func TestShortTunnels(t *testing.T) {
+	if raceEnabled() {
+		t.Skip("memory is not lent again as reliably")
+	}
+	overKinds(t, Service{Protocol: TCP}, func(t *testing.T, tt *tunnels) {
+		most := uint64(pieceSize)
+		converse := func() {
+			caller, replica := tt.open("hello")
+			if _, ok := replica.(*tls.Conn); ok {
+				most = 3 * pieceSize // a handshake takes much
+			}
+			defer caller.Close()
+			defer replica.Close()
+			io.WriteString(replica, "hello yourself")
+			closeWrite(replica)
+			closeWrite(caller)
+			io.Copy(io.Discard, caller)
+			tt.wantEnd(fault.None)
+		}
+		converse()
+		const n = 100
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for range n {
+			converse()
+		}
+		runtime.ReadMemStats(&after)
+		if each := (after.TotalAlloc - before.TotalAlloc) / n; each > most {
+			t.Errorf("a connection takes %d bytes of memory, with both its ends, want less than %d", each, most)
+		}
+	})
+}
+
 func memoryInUse() int64 {
 	var m runtime.MemStats
 	runtime.GC()

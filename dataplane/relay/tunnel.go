@@ -123,6 +123,7 @@ func (t *tunnel) carry(to, from *socket, early []byte) (failing *socket) {
 		}
 	}
 	src := newSource(from, t.pieces)
+	defer src.giveUp()
 	kernelCan := to.plain != nil && from.plain != nil
 	for full := 0; !kernelCan || full < bulk; {
 		b, err := src.read()
