@@ -22,6 +22,10 @@ const (
 func TestHeadroom(t *testing.T) {
 	build(t)
 	openShop(t)
+	t.Cleanup(func() {
+		helm(t, "uninstall", release, "--namespace", system, "--ignore-not-found", "--wait")
+		kubectl(t, "delete", "namespace", system, "--ignore-not-found", "--wait")
+	})
 	for _, part := range []struct {
 		name string
 		test func(*testing.T)
@@ -45,7 +49,11 @@ func TestHeadroom(t *testing.T) {
 		{"upgrade", upgrade},
 		{"uninstall again", uninstall},
 	} {
-		if !t.Run(part.name, part.test) && part.name == "install" {
+		if t.Run(part.name, part.test) {
+			continue
+		}
+		showAgents(t)
+		if part.name == "install" {
 			t.FailNow() // nothing else can be as wanted
 		}
 	}
@@ -105,14 +113,10 @@ func wantRefused(t *testing.T, value string, words ...string) {
 
 func install(t *testing.T) {
 	helm(t, "install", release, chart, "--namespace", system, "--create-namespace", "--values", "testdata/values.yaml", "--wait", "--timeout", "3m")
-	t.Cleanup(func() {
-		if t.Failed() {
-			showAgents(t)
-		}
-	})
 }
 
 func showAgents(t *testing.T) {
+	t.Helper()
 	t.Log(run("", "kubectl", "--namespace", system, "get", "all,events", "--output", "wide"))
 	t.Log(run("", "kubectl", "--namespace", system, "logs", "--selector", "app.kubernetes.io/component=agent", "--tail", "50", "--prefix"))
 }
@@ -260,8 +264,9 @@ func wantPolicy(t *testing.T, words ...string) {
 // uninstall takes the mesh away, and looks for what is left.
 func uninstall(t *testing.T) {
 	begin := time.Now()
-	t.Log(helm(t, "uninstall", release, "--namespace", system, "--wait"))
+	helm(t, "uninstall", release, "--namespace", system, "--wait")
 	steady.want(t, 2, direct)
+	lasting.want(t, 2, overOldConnection)
 	steady.unharmed(t, begin)
 	eventually(t, time.Minute, nothingLeft)
 	for _, node := range []string{"node1", "node2"} {

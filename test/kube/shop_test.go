@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -162,5 +160,3 @@ func restarts(t *testing.T) map[string]string {
 	}
 	return all
 }
-
-func names(by map[string]int) []string { return slices.Sorted(maps.Keys(by)) }
