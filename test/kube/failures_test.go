@@ -112,9 +112,15 @@ func withoutEtcd(t *testing.T) {
 // agentKilled leaves pods with what Kubernetes does for them, until an agent is back: soon after the first time that it has
 // ended so, not so soon after the second.
 func agentKilled(t *testing.T) {
+	last := ""
 	for range 2 {
-		eventually(t, 10*time.Second, func() error {
-			_, err := run("", "./cluster.sh", "exec", "node1", "sh", "-c", "kill -9 $(pgrep -x agent)")
+		eventually(t, 30*time.Second, func() error {
+			pid, err := run("", "./cluster.sh", "exec", "node1", "pgrep", "-x", "agent")
+			if err != nil || pid == last {
+				return fmt.Errorf("there is no agent yet but %q: %w", last, err)
+			}
+			last = pid
+			_, err = run("", "./cluster.sh", "exec", "node1", "kill", "-9", strings.TrimSpace(pid))
 			return err
 		})
 	}
