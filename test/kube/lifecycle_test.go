@@ -32,7 +32,8 @@ func TestLifecycle(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, ns := range []string{meshed, plain} {
-		namespace(t, ns)
+		kubectl(t, "create", "namespace", ns)
+		t.Cleanup(func() { kubectl(t, "delete", "namespace", ns, "--wait") })
 		if ns == meshed {
 			kubectl(t, "label", "namespace", ns, "headroom.dev/mesh=enabled")
 		}
@@ -80,7 +81,7 @@ var events = []event{
 	{"scale to 30 and back", 27, func(t *testing.T) {
 		for _, replicas := range []string{"30", "3"} {
 			for _, ns := range []string{meshed, plain} {
-				kubectl(t, "--namespace", ns, "scale", "deployment", "--all", "--replicas", replicas)
+				kubectl(t, "--namespace", ns, "scale", "deployment", "polite", "abrupt", "--replicas", replicas)
 			}
 			awaitSettled(t)
 		}
@@ -105,8 +106,8 @@ func awaitSettled(t *testing.T) {
 	t.Helper()
 	for _, what := range [][2]string{
 		{"headroom-system", "daemonset/headroom"}, {"headroom-system", "statefulset/headroom-etcd"},
-		{meshed, "deployment/polite"}, {meshed, "deployment/abrupt"}, {meshed, "daemonset/sender"},
-		{plain, "deployment/polite"}, {plain, "deployment/abrupt"}, {plain, "daemonset/sender"},
+		{meshed, "deployment/polite"}, {meshed, "deployment/abrupt"}, {meshed, "deployment/single"}, {meshed, "daemonset/sender"},
+		{plain, "deployment/polite"}, {plain, "deployment/abrupt"}, {plain, "deployment/single"}, {plain, "daemonset/sender"},
 	} {
 		kubectl(t, "--namespace", what[0], "rollout", "status", "--timeout=5m", what[1])
 	}
