@@ -67,7 +67,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		budgetExhausted: counter("headroom_outbound_retry_budget_exhausted_total", "Retries that the retry budget did not allow.", "service"),
 		outside: counter("headroom_outbound_outside_total",
 			"Requests that the mesh had no replica for, sent to where Kubernetes has the service.", "service"),
-		refused:         counter("headroom_outbound_refused_total", "Requests that name no service of the mesh, by reason.", "reason"),
+		refused: counter("headroom_outbound_refused_total", "Requests that name no service of the mesh, by reason.", "reason"),
 	}
 	if r != nil {
 		r.MustRegister(m.requests, m.duration, m.picks, m.retries, m.budgetExhausted, m.outside, m.refused)
