@@ -202,6 +202,9 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener, services 
 	return all
 }
 
+// Leave asks callers to make new connections, and goes on to serve them until Run ends.
+func (d *Dataplane) Leave() { d.relay.Leave() }
+
 // entry returns what a listener for a service needs.
 func (d *Dataplane) entry(service registry.ServiceName) relay.Entry {
 	if service != "" {
