@@ -90,7 +90,8 @@ var events = []event{
 		kubectl(t, "--namespace", "headroom-system", "rollout", "restart", "daemonset/headroom")
 	}},
 	{"helm upgrade", 0, func(t *testing.T) {
-		helm(t, "upgrade", "headroom", "../../deploy/helm", "--namespace", "headroom-system", "--reuse-values", "--set", "agent.logLevel=debug", "--wait")
+		helm(t, "upgrade", "headroom", "../../deploy/helm", "--namespace", "headroom-system", "--reuse-values", "--wait",
+			"--set-string", fmt.Sprintf("agent.podAnnotations.upgraded=%d", time.Now().Unix()))
 	}},
 	{"restart of etcd", 0, func(t *testing.T) {
 		kubectl(t, "--namespace", "headroom-system", "rollout", "restart", "statefulset/headroom-etcd")
@@ -99,6 +100,66 @@ var events = []event{
 		kubectl(t, "drain", "node2", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
 		kubectl(t, "uncordon", "node2")
 	}},
+	{"churn of pods", 0, churn},
+}
+
+// churn makes and removes pods, a hundred in all, and expects that nothing of them is left with the agents.
+func churn(t *testing.T) {
+	round := func() {
+		for _, replicas := range []string{"25", "0"} {
+			kubectl(t, "--namespace", meshed, "scale", "deployment/churn", "--replicas", replicas)
+			kubectl(t, "--namespace", meshed, "rollout", "status", "--timeout=5m", "deployment/churn")
+		}
+		kubectl(t, "--namespace", meshed, "wait", "--for=delete", "--timeout=3m", "pods", "--selector", "app=churn")
+	}
+	round() // buffers grow to what they need
+	before := vitals(t)
+	for range 3 {
+		round()
+	}
+	eventually(t, time.Minute, func() error {
+		now := vitals(t)
+		t.Logf("agents before three rounds of churn: %v, and after: %v", before, now)
+		for node, v := range now {
+			if was := before[node]; v.goroutines > was.goroutines+10 || v.files > was.files+5 || v.memory > was.memory*5/4 || v.tables != was.tables || v.spaces > was.spaces {
+				return fmt.Errorf("%s: %v, want at most as much as before: %v", node, v, was)
+			}
+		}
+		return nil
+	})
+}
+
+// vital is what an agent has, and what there is on its node.
+type vital struct {
+	goroutines, files, memory int // memory in MB
+	tables                    string
+	spaces                    int // network namespaces
+}
+
+func (v vital) String() string {
+	return fmt.Sprintf("%d goroutines, %d files, %d MB, %d network namespaces, %s", v.goroutines, v.files, v.memory, v.spaces, v.tables)
+}
+
+func vitals(t *testing.T) map[string]vital {
+	t.Helper()
+	all := map[string]vital{}
+	for _, node := range []string{"node1", "node2"} {
+		metrics := cluster(t, "exec", node, "curl", "-fsS", "http://127.0.0.1:15000/metrics")
+		value := func(name string) (v float64) {
+			for l := range strings.Lines(metrics) {
+				if text, ok := strings.CutPrefix(l, name+" "); ok {
+					fmt.Sscan(text, &v)
+				}
+			}
+			return v
+		}
+		tables := strings.Fields(strings.ReplaceAll(cluster(t, "exec", node, "nft", "list", "tables"), "table ", ""))
+		all[node] = vital{
+			goroutines: int(value("go_goroutines")), files: int(value("process_open_fds")), memory: int(value("process_resident_memory_bytes") / 1e6),
+			tables: strings.Join(tables, " "), spaces: len(strings.Fields(cluster(t, "exec", node, "ls", "/run/netns"))),
+		}
+	}
+	return all
 }
 
 // awaitSettled waits until everything is as it is wanted.
