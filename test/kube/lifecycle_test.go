@@ -43,7 +43,7 @@ func TestLifecycle(t *testing.T) {
 	began := time.Now()
 	var windows []window
 	for _, e := range events {
-		if only := os.Getenv("EVENT"); only != "" && only != e.name {
+		if only := os.Getenv("EVENT"); only != "" && !strings.Contains(e.name, only) {
 			continue
 		}
 		time.Sleep(calm)
@@ -63,8 +63,8 @@ func TestLifecycle(t *testing.T) {
 	}
 }
 
-// patience is that of the senders with one request.
-const patience = 10 * time.Second
+// patience is that of the senders with one request: a machine with many pods on few cores is slow, and that is no failure.
+const patience = 30 * time.Second
 
 type event struct {
 	name   string
@@ -78,13 +78,13 @@ var events = []event{
 			kubectl(t, "--namespace", ns, "rollout", "restart", "deployment")
 		}
 	}},
-	{"scale to 30 and back", 27, func(t *testing.T) {
-		for _, replicas := range []string{"30", "3"} {
-			for _, ns := range []string{meshed, plain} {
-				kubectl(t, "--namespace", ns, "scale", "deployment", "polite", "abrupt", "--replicas", replicas)
-			}
-			awaitSettled(t)
-		}
+	{"scale from 3 to 30 and back", 0, func(t *testing.T) {
+		scale(t, "polite", "30")
+		scale(t, "polite", "3")
+	}},
+	{"scale from 3 to 10 and back, of pods that end at once", 7, func(t *testing.T) {
+		scale(t, "abrupt", "10")
+		scale(t, "abrupt", "3")
 	}},
 	{"restart of the agents", 0, func(t *testing.T) {
 		kubectl(t, "--namespace", "headroom-system", "rollout", "restart", "daemonset/headroom")
@@ -160,6 +160,22 @@ func vitals(t *testing.T) map[string]vital {
 		}
 	}
 	return all
+}
+
+func scale(t *testing.T, deployment, replicas string) {
+	t.Helper()
+	for _, ns := range []string{meshed, plain} {
+		kubectl(t, "--namespace", ns, "scale", "deployment", deployment, "--replicas", replicas)
+	}
+	awaitSettled(t)
+	for _, ns := range []string{meshed, plain} {
+		eventually(t, 3*time.Minute, func() error {
+			if pods := strings.Fields(kubectl(t, "--namespace", ns, "get", "pods", "--selector", "app="+deployment, "--output", "name")); fmt.Sprint(len(pods)) != replicas {
+				return fmt.Errorf("%d pods, want %s", len(pods), replicas)
+			}
+			return nil
+		})
+	}
 }
 
 // awaitSettled waits until everything is as it is wanted.

@@ -25,7 +25,7 @@ import (
 
 const (
 	work    = 5 * time.Millisecond
-	patient = 10 * time.Second // with each request
+	patient = 30 * time.Second // with each request
 )
 
 func main() {
