@@ -79,6 +79,27 @@ func TestOutside(t *testing.T) {
 	m.quiet()
 }
 
+// TestAwaitsReplica expects a request to wait for the replica that takes the place of one that has ended.
+func TestAwaitsReplica(t *testing.T) {
+	m := newMesh(t, "a", "b")
+	m.setPolicy("cart.shop", noRetries)
+	m.register("cart.shop", "b", deaf(t))
+	front := listen(t, "127.0.0.1:0")
+	m.nodes["a"].UpdateFronts(map[netip.AddrPort]registry.ServiceName{mustAddr(front.Addr().String()): "cart.shop"})
+	front.Close()
+	answers := make(chan string, 1)
+	go func() {
+		_, body := m.nodes["a"].do(t, request(t, http.MethodPost, "http://cart.shop.mesh/", strings.NewReader("?")))
+		answers <- body
+	}()
+	eventually(t, "first try", func() any { return m.nodes["a"].Observe("cart.shop").Outbound[0].Endpoints[0].Picks }, func(picks any) bool { return picks.(uint64) > 0 })
+	m.serve("cart.shop", "b", name("next"))
+	if body := within(t, "answer", answers); body != "next" {
+		t.Errorf("answered by %q, want the next replica", body)
+	}
+	m.quiet()
+}
+
 // TestDrainingReplica expects each request to a replica that is about to end on a connection of its own.
 func TestDrainingReplica(t *testing.T) {
 	m := newMesh(t, "a")

@@ -31,6 +31,7 @@ type call struct {
 	status   int
 	failed   bool         // as the answer says
 	left     *fault.Error // why it has left the mesh, nil if it has not
+	awaits   int          // how often it has waited for a replica
 
 	// Of the last try.
 
@@ -139,16 +140,22 @@ func serviceOf(authority []byte) (name []byte, ours bool) {
 // isEndOf reports whether a name's label ends where rest begins.
 func isEndOf(rest []byte) bool { return len(rest) == 0 || rest[0] == '.' }
 
-// Waits reports whether the rule asks replicas before it places a request.
-func (c *call) Waits() bool { return c.service != nil && c.service.balancer.Load().Asks() }
+// Waits reports whether the rule asks replicas before it places a request, or the request may have to wait for a replica.
+func (c *call) Waits() bool {
+	return c.service != nil && (c.left != nil || c.service.balancer.Load().Asks())
+}
 
-// Next picks a replica that was not tried yet. If there is none the call may leave the mesh, for good.
+// Next picks a replica that was not tried yet. If there is none the call may leave the mesh; if nobody takes it there either,
+// it may be that another replica is just about to be known.
 func (c *call) Next(ctx context.Context, failed *fault.Error) (relay.Hop, *fault.Error) {
 	if c.left != nil {
-		if failed.Reason.Unsent() { // nobody knows a replica
-			failed = c.left
+		if !failed.Reason.Unsent() {
+			return relay.Hop{}, failed
 		}
-		return relay.Hop{}, failed
+		if no := c.await(ctx); no != nil {
+			return relay.Hop{}, no
+		}
+		failed = nil
 	}
 	hop, no := c.within(ctx, failed)
 	if no != nil {
