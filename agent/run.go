@@ -22,7 +22,8 @@ const orientation = 2 * time.Second
 
 // Run runs the agent until ctx ends, then takes the node out of the mesh:
 //
-//  1. new connections are no longer captured; all replicas here are announced as draining, in the registry and in the answers to probes; readiness ends;
+//  1. new connections are no longer captured; callers are asked to make new ones; all replicas here are announced as draining, in the registry and in the answers to
+//     probes; readiness ends;
 //  2. after the drain delay, when others have stopped sending, they leave the registry, and the agent leaves the gossip;
 //  3. no new requests are taken, and those in flight finish;
 //  4. everything else ends, the embedded etcd last.
@@ -94,6 +95,7 @@ func (a *Agent) orient(ctx context.Context) {
 func (a *Agent) farewell(ctx context.Context) {
 	a.draining.Store(true)
 	a.local.Drain()
+	a.dataplane.Leave()
 	a.applyReplicas(func(r *replicas) { r.draining = true })
 	time.Sleep(a.cfg.DrainDelay)
 	a.withdraw()

@@ -85,9 +85,10 @@ func isReal(e registry.Endpoint) bool {
 }
 
 // UpdateFronts replaces the addresses that stand for services elsewhere than in the mesh, such as those that Kubernetes gives
-// them: connections to them go where the service's own go.
+// them: connections to them go where the service's own go, and requests that the mesh can't deliver go there.
 func (d *Dataplane) UpdateFronts(fronts map[netip.AddrPort]registry.ServiceName) {
 	d.captured.updateFronts(fronts)
+	d.outbound.UpdateFronts(fronts)
 }
 
 // CapturedAddresses returns the real addresses whose connections should be brought here.

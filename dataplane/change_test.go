@@ -564,3 +564,30 @@ func TestObserve(t *testing.T) {
 	close(goOn)
 	within(t, "answer", done)
 }
+
+// TestLeave expects callers to be told that their connection ends, with an answer and not by its end.
+func TestLeave(t *testing.T) {
+	m := newMesh(t, "a")
+	m.serve("web", "a", name("web"))
+	a := m.nodes["a"]
+	kept := a.dial(t)
+	ask := func() bool {
+		kept.send("GET / HTTP/1.1\r\nHost: web.mesh\r\n\r\n")
+		resp, body := kept.answer("GET")
+		if body != "web" {
+			t.Errorf("got %q", body)
+		}
+		return resp.Close
+	}
+	if ask() {
+		t.Error("the connection ends before the agent leaves")
+	}
+	a.Leave()
+	eventually(t, "the last answer", func() any { return ask() }, func(last any) bool { return last.(bool) })
+	if _, err := kept.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("after the last answer: %v, want the end of the connection", err)
+	}
+	if resp, body := a.get(t, "http://web.mesh/"); body != "web" {
+		t.Errorf("on a new connection: got %s %q", resp.Status, body)
+	}
+}

@@ -77,7 +77,7 @@ func New(cfg Config) (*Dataplane, error) {
 		return nil, err
 	}
 	d.outbound = outbound.New(outbound.Config{
-		Node: cfg.Node, Zone: cfg.Zone, Relay: d.relay, Inbound: d.inbound, Dial: d.dial, DialPeer: d.DialPeer, Prober: d.probes,
+		Node: cfg.Node, Zone: cfg.Zone, Relay: d.relay, Inbound: d.inbound, Dial: d.dial, DialPeer: d.DialPeer, DialFront: d.dialFront, Prober: d.probes,
 		Log: cfg.Log, AccessLog: cfg.AccessLog, Metrics: cfg.Metrics,
 	})
 	d.mux = transport.NewMux(cfg.Transport, cfg.Log, cfg.Metrics)
@@ -104,6 +104,12 @@ func (d *Dataplane) dial(ctx context.Context, agent netip.AddrPort, p relay.Prot
 		over = transport.HTTP2
 	}
 	return d.dialer(as, over)(ctx, agent)
+}
+
+// dialFront connects to an address that is none of the mesh.
+func (d *Dataplane) dialFront(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
+	dialer := net.Dialer{Timeout: dialTimeout, Control: sockets.Mark(d.cfg.Mark)}
+	return dialer.DialContext(ctx, "tcp", at.String())
 }
 
 // dialTimeout bounds a connection to another agent: a packet lost on the way is sent again within it.
@@ -195,6 +201,9 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener, services 
 	}
 	return all
 }
+
+// Leave asks callers to make new connections, and goes on to serve them until Run ends.
+func (d *Dataplane) Leave() { d.relay.Leave() }
 
 // entry returns what a listener for a service needs.
 func (d *Dataplane) entry(service registry.ServiceName) relay.Entry {

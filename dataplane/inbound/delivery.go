@@ -34,6 +34,7 @@ func target(e registry.Endpoint, proxyHeader bool, mark uint32) relay.Target {
 		},
 		Speaks:      relay.Declared(e.Protocol),
 		ProxyHeader: proxyHeader,
+		Once:        e.State == registry.Draining,
 		IdleTimeout: idleTimeout,
 	}
 }

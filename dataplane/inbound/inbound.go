@@ -132,9 +132,10 @@ func (in *Inbound) replicaLocked(e registry.Endpoint, old *Replica) *Replica {
 	return r
 }
 
-// upstream returns where the replica is reached: as before, unless that is done in another way now.
+// upstream returns where the replica is reached: as before, unless that is done in another way now. One that drains is about
+// to close the connections that it has: a request must not meet one that it is just closing.
 func (in *Inbound) upstream(r, old *Replica) *relay.Upstream {
-	if old != nil && old.policy.ProxyProtocol == r.policy.ProxyProtocol && old.Endpoint.Protocol == r.Endpoint.Protocol {
+	if old != nil && old.policy.ProxyProtocol == r.policy.ProxyProtocol && old.Endpoint.Protocol == r.Endpoint.Protocol && drains(old) == drains(r) {
 		return old.upstream
 	}
 	if old != nil {
@@ -142,6 +143,8 @@ func (in *Inbound) upstream(r, old *Replica) *relay.Upstream {
 	}
 	return in.relay.NewUpstream(target(r.Endpoint, r.policy.ProxyProtocol, in.mark))
 }
+
+func drains(r *Replica) bool { return r.Endpoint.State == registry.Draining }
 
 // replaceLocked puts replicas in the place of others, and tells those whom that concerns.
 func (in *Inbound) replaceLocked(before, after map[registry.EndpointID]*Replica) {

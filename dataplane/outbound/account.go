@@ -35,7 +35,7 @@ func (c *call) badly(reason fault.Reason) bool {
 
 func (c *call) log(reason fault.Reason, took time.Duration) {
 	endpoint := ""
-	if c.tries > 0 {
+	if c.tries > 0 && c.left == nil {
 		endpoint = string(c.tried[c.tries-1].ID)
 	}
 	path, _, _ := bytes.Cut(c.head.Path(nil), []byte("?"))

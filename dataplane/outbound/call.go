@@ -29,7 +29,9 @@ type call struct {
 	tries    int
 	tried    [maxTries]*balancer.Endpoint
 	status   int
-	failed   bool // as the answer says
+	failed   bool         // as the answer says
+	left     *fault.Error // why it has left the mesh, nil if it has not
+	awaits   int          // how often it has waited for a replica
 
 	// Of the last try.
 
@@ -138,11 +140,32 @@ func serviceOf(authority []byte) (name []byte, ours bool) {
 // isEndOf reports whether a name's label ends where rest begins.
 func isEndOf(rest []byte) bool { return len(rest) == 0 || rest[0] == '.' }
 
-// Waits reports whether the rule asks replicas before it places a request.
-func (c *call) Waits() bool { return c.service != nil && c.service.balancer.Load().Asks() }
+// Waits reports whether the rule asks replicas before it places a request, or the request may have to wait for a replica.
+func (c *call) Waits() bool {
+	return c.service != nil && (c.left != nil || c.service.balancer.Load().Asks())
+}
 
-// Next picks a replica that was not tried yet.
+// Next picks a replica that was not tried yet. If there is none the call may leave the mesh; if nobody takes it there either,
+// it may be that another replica is just about to be known.
 func (c *call) Next(ctx context.Context, failed *fault.Error) (relay.Hop, *fault.Error) {
+	if c.left != nil {
+		if !failed.Reason.Unsent() {
+			return relay.Hop{}, failed
+		}
+		if no := c.await(ctx); no != nil {
+			return relay.Hop{}, no
+		}
+		failed = nil
+	}
+	hop, no := c.within(ctx, failed)
+	if no != nil {
+		return c.outside(no)
+	}
+	return hop, nil
+}
+
+// within picks a replica that was not tried yet.
+func (c *call) within(ctx context.Context, failed *fault.Error) (relay.Hop, *fault.Error) {
 	if c.refusal != nil {
 		return relay.Hop{}, c.refusal
 	}
@@ -211,7 +234,7 @@ func (c *call) hop(ctx context.Context) (relay.Hop, *fault.Error) {
 	hop.To, no = c.flight.Begin(c.outbound.cfg.Inbound, c.picked.Endpoint.ID, c.began, key, c.held.id())
 	c.release()
 	if no != nil { // it has just left
-		return c.Next(ctx, no)
+		return c.within(ctx, no)
 	}
 	return hop, nil
 }
@@ -247,6 +270,10 @@ func (c *call) release() {
 
 // Answered takes in the head of the response: the load of the replica, or what its agent says.
 func (c *call) Answered(h relay.Answer, now time.Time) ([]relay.Field, *fault.Error) {
+	if c.left != nil {
+		c.answeredBy(h)
+		return nil, nil
+	}
 	report, known, failed := c.received(h, now)
 	c.release()
 	if failed != nil {
@@ -257,9 +284,14 @@ func (c *call) Answered(h relay.Answer, now time.Time) ([]relay.Field, *fault.Er
 		told = nil
 	}
 	c.picked.Responded(now, now.Sub(c.began), told)
+	c.answeredBy(h)
+	return nil, nil
+}
+
+// answeredBy notes what a replica has answered.
+func (c *call) answeredBy(h relay.Answer) {
 	c.answered, c.status = true, h.Status()
 	c.failed = relay.Failed(c.status, h, c.read[:0])
-	return nil, nil
 }
 
 func (c *call) received(h relay.Answer, now time.Time) (report load.Report, known bool, failed *fault.Error) {

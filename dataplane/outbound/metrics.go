@@ -18,6 +18,7 @@ type metrics struct {
 	picks           *prometheus.CounterVec
 	retries         *prometheus.CounterVec
 	budgetExhausted *prometheus.CounterVec
+	outside         *prometheus.CounterVec
 	refused         *prometheus.CounterVec
 }
 
@@ -29,6 +30,7 @@ type serviceMetrics struct {
 	picks           [balancer.Overflow + 1]prometheus.Counter
 	retries         prometheus.Counter
 	budgetExhausted prometheus.Counter
+	outside         prometheus.Counter
 	answered        [6]atomic.Pointer[prometheus.Counter] // by class of status, those without a reason
 	requests        sync.Map                              // outcome -> prometheus.Counter
 
@@ -63,10 +65,12 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			"service", "class"),
 		retries:         counter("headroom_outbound_retries_total", "Requests sent to another replica because the first could not be connected to.", "service"),
 		budgetExhausted: counter("headroom_outbound_retry_budget_exhausted_total", "Retries that the retry budget did not allow.", "service"),
-		refused:         counter("headroom_outbound_refused_total", "Requests that name no service of the mesh, by reason.", "reason"),
+		outside: counter("headroom_outbound_outside_total",
+			"Requests that the mesh had no replica for, sent to where Kubernetes has the service.", "service"),
+		refused: counter("headroom_outbound_refused_total", "Requests that name no service of the mesh, by reason.", "reason"),
 	}
 	if r != nil {
-		r.MustRegister(m.requests, m.duration, m.picks, m.retries, m.budgetExhausted, m.refused)
+		r.MustRegister(m.requests, m.duration, m.picks, m.retries, m.budgetExhausted, m.outside, m.refused)
 	}
 	return m
 }
@@ -78,6 +82,7 @@ func (m *metrics) service(name registry.ServiceName) *serviceMetrics {
 		duration:        m.duration.WithLabelValues(string(name)),
 		retries:         m.retries.WithLabelValues(string(name)),
 		budgetExhausted: m.budgetExhausted.WithLabelValues(string(name)),
+		outside:         m.outside.WithLabelValues(string(name)),
 	}
 	for class := range s.picks {
 		s.picks[class] = m.picks.WithLabelValues(s.name, balancer.Class(class).String())
@@ -94,6 +99,7 @@ func (s *serviceMetrics) forget() {
 	s.all.duration.DeleteLabelValues(s.name)
 	s.all.retries.DeleteLabelValues(s.name)
 	s.all.budgetExhausted.DeleteLabelValues(s.name)
+	s.all.outside.DeleteLabelValues(s.name)
 	for class := range s.picks {
 		s.all.picks.DeleteLabelValues(s.name, balancer.Class(class).String())
 	}

@@ -40,7 +40,9 @@ type Config struct {
 	// Dial connects to the agent at an address, for calls of a workload or of this node, and DialPeer to its RPC service.
 	Dial     func(ctx context.Context, agent netip.AddrPort, p relay.Protocol, as identity.Workload) (net.Conn, error)
 	DialPeer func(ctx context.Context, agent netip.AddrPort) (net.Conn, error)
-	Prober   Prober
+	// DialFront connects to a service where it is to be had without the mesh.
+	DialFront func(ctx context.Context, at netip.AddrPort) (net.Conn, error)
+	Prober    Prober
 	// Seed makes the balancers' choices repeatable. Default random.
 	Seed      uint64
 	Log       *slog.Logger          // nil: no logs
@@ -52,6 +54,7 @@ type Config struct {
 type Outbound struct {
 	cfg      Config
 	services atomic.Pointer[map[registry.ServiceName]*service]
+	fronts   atomic.Pointer[map[registry.ServiceName]front]
 	updated  atomic.Bool // whether services says anything yet
 	sinks    sync.Pool   // of *sink
 	calls    sync.Pool   // of *call
@@ -60,7 +63,7 @@ type Outbound struct {
 	metrics  *metrics
 
 	mu sync.Mutex
-	// mu guards down, and serializes changes of services.
+	// mu guards down, and serializes changes of services and fronts.
 	down map[netip.AddrPort]bool
 }
 
@@ -74,6 +77,7 @@ func New(cfg Config) *Outbound {
 	}
 	o := &Outbound{cfg: cfg, lines: newLines(cfg.DialPeer), down: map[netip.AddrPort]bool{}, metrics: newMetrics(cfg.Metrics)}
 	o.services.Store(&map[registry.ServiceName]*service{})
+	o.fronts.Store(&map[registry.ServiceName]front{})
 	o.sinks.New = func() any { return &sink{outbound: o} }
 	o.calls.New = func() any { return new(call) }
 	o.agents = newAgents(o.newAgent)

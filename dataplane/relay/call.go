@@ -83,7 +83,7 @@ func (s *session) refuse(f *fault.Error) (e Ending, keep bool) {
 	if f.Reason == fault.Canceled || s.isGone() {
 		return Ending{Reason: fault.Canceled}, false
 	}
-	keep = s.head.KeepAlive && s.body.done && f.Reason != fault.BadRequest && !s.ending.Load()
+	keep = s.head.KeepAlive && s.body.done && f.Reason != fault.BadRequest && !s.isLast()
 	if s.answerFault(f, keep, string(s.head.Request.Method) == http.MethodHead) != nil {
 		return e, false
 	}

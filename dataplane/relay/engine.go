@@ -28,6 +28,8 @@ type Engine struct {
 	watch   watch
 	readers sync.WaitGroup // of connections to upstreams
 	memory  memory
+	leaving chan struct{} // closed by leave
+	leave   func()
 
 	mu sync.Mutex
 	// mu guards the field below.
@@ -43,12 +45,17 @@ func New(cfg Config) *Engine {
 	if cfg.DrainTimeout == 0 {
 		cfg.DrainTimeout = 30 * time.Second
 	}
-	e := &Engine{cfg: cfg, upstreams: map[*Upstream]bool{}}
+	e := &Engine{cfg: cfg, upstreams: map[*Upstream]bool{}, leaving: make(chan struct{})}
+	e.leave = sync.OnceFunc(func() { close(e.leaving) })
 	e.metrics = newMetrics(cfg.Metrics, e.connections)
 	e.works.New = func() any { return newWork() }
 	e.watch.clock.Store(time.Now().UnixMilli())
 	return e
 }
+
+// Leave tells the callers that have connections to make new ones, before the end comes: who sends a request just when its
+// connection is closed doesn't know whether it was taken.
+func (e *Engine) Leave() { e.leave() }
 
 // reapEvery is how often connections are looked for that nobody has used for long.
 const reapEvery = 500 * time.Millisecond

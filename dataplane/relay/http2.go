@@ -32,7 +32,7 @@ func (s *session) serveHTTP2(begun []byte) {
 	if cutOff || !s.place.waits(streams, time.Now()) {
 		return
 	}
-	if s.ending.Load() {
+	if s.isLast() {
 		c.conn.Drain()
 	}
 	if err := c.conn.Run(ctx); err != nil {

@@ -206,7 +206,7 @@ func (x *exchange) pass(fields []Field) Ending {
 			framing = h1.UntilClose
 		}
 	}
-	x.keep = s.head.KeepAlive && framing != h1.UntilClose && !s.ending.Load() && (!x.uploading || x.taken.Load())
+	x.keep = s.head.KeepAlive && framing != h1.UntilClose && !s.isLast() && (!x.uploading || x.taken.Load())
 	out := s.resp.Append(s.out[:0], framing)
 	out = appendFields(out, fields)
 	switch {

@@ -45,7 +45,12 @@ func (e *Engine) Serve(ctx context.Context, l net.Listener, entry Entry) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.wg.Go(func() {
-		<-ctx.Done()
+		select {
+		case <-e.leaving:
+			s.announce()
+			<-ctx.Done()
+		case <-ctx.Done():
+		}
 		l.Close()
 		s.drain()
 	})
@@ -123,6 +128,15 @@ func (s *server) left(x *session) {
 	s.engine.metrics.open.Dec()
 	if s.draining && len(s.sessions) == 0 {
 		close(s.emptied)
+	}
+}
+
+// announce tells callers that their connections end. Those made from now on are not concerned.
+func (s *server) announce() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for x := range s.sessions {
+		x.announce()
 	}
 }
 

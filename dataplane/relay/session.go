@@ -36,6 +36,7 @@ type session struct {
 	lingers   bool // after the last call
 
 	ending atomic.Bool // after the call under way
+	last   atomic.Bool // the next answer is to say that it is the last
 
 	mu sync.Mutex
 	// mu guards the fields below.
@@ -108,6 +109,19 @@ func (s *session) acquire() {
 		s.work = s.engine.works.Get().(*work)
 	}
 }
+
+// announce has the caller know with the next answer that the connection ends then.
+func (s *session) announce() {
+	s.last.Store(true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.http2 != nil {
+		s.http2.Drain()
+	}
+}
+
+// isLast reports whether the call under way is the last.
+func (s *session) isLast() bool { return s.last.Load() || s.ending.Load() }
 
 // drain lets the connection end after the call under way.
 func (s *session) drain() {

@@ -22,6 +22,8 @@ type Target struct {
 	Agent bool
 	// ProxyHeader is whether connections for TCP begin with a PROXY header (version 2).
 	ProxyHeader bool
+	// Once is whether no connection is kept for the next call of HTTP/1.1. Default: they are.
+	Once bool
 	// IdleTimeout is how long a connection is kept for the next call. It must be shorter than the other end's.
 	IdleTimeout time.Duration
 }
@@ -112,7 +114,7 @@ func (c *upstreamConn) keep() {
 	u := c.upstream
 	c.kept, c.used = true, u.engine.watch.now()
 	u.mu.Lock()
-	fits := len(u.idle) < maxIdle && c.since == u.cuts
+	fits := len(u.idle) < maxIdle && c.since == u.cuts && !u.target.Once
 	if fits {
 		u.idle = append(u.idle, c)
 	}

@@ -1,0 +1,287 @@
+//go:build kube
+
+package kube
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	meshed = "lifecycle-mesh"  // is in the mesh
+	plain  = "lifecycle-plain" // has the same in it, and is not
+	calm   = 5 * time.Second   // before and after each event
+)
+
+// TestLifecycle sends a steady load to a service in the mesh, and to the same without one, while everything is changed under
+// it that operators change. No request may fail, but those that were in flight on something that was killed; and nothing may
+// be worse than without the mesh.
+func TestLifecycle(t *testing.T) {
+	installForLifecycle(t)
+	loadProgram(t, "./load", "headroom.test/load:1")
+	manifest, err := os.ReadFile("testdata/lifecycle.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ns := range []string{meshed, plain} {
+		kubectl(t, "create", "namespace", ns)
+		t.Cleanup(func() { kubectl(t, "delete", "namespace", ns, "--wait") })
+		if ns == meshed {
+			kubectl(t, "label", "namespace", ns, "headroom.dev/mesh=enabled")
+		}
+		apply(t, ns, string(manifest))
+	}
+	awaitSettled(t)
+	began := time.Now()
+	var windows []window
+	for _, e := range events {
+		if only := os.Getenv("EVENT"); only != "" && !strings.Contains(e.name, only) {
+			continue
+		}
+		time.Sleep(calm)
+		w := window{event: e, began: time.Now()}
+		e.do(t)
+		awaitSettled(t)
+		w.took = time.Since(w.began)
+		time.Sleep(calm)
+		w.ended = time.Now()
+		t.Logf("%s: %v", e.name, w.took.Round(time.Second))
+		windows = append(windows, w)
+	}
+	time.Sleep(patience)
+	lines := map[string][]line{meshed: sent(t, meshed, began), plain: sent(t, plain, began)}
+	for _, w := range windows {
+		t.Run(w.name, func(t *testing.T) { w.judge(t, lines) })
+	}
+}
+
+// patience is that of the senders with one request: a machine with many pods on few cores is slow, and that is no failure.
+const patience = 30 * time.Second
+
+type event struct {
+	name   string
+	killed int // pods that end at once, at most
+	do     func(t *testing.T)
+	ends   string // a service that is gone for a while
+}
+
+var events = []event{
+	{name: "restart of the deployments", killed: 3, do: func(t *testing.T) {
+		for _, ns := range []string{meshed, plain} {
+			kubectl(t, "--namespace", ns, "rollout", "restart", "deployment")
+		}
+	}},
+	{name: "scale from 3 to 30 and back", do: func(t *testing.T) {
+		scale(t, "polite", "30")
+		scale(t, "polite", "3")
+	}},
+	{name: "scale of abrupt ones from 3 to 10 and back", killed: 7, do: func(t *testing.T) {
+		scale(t, "abrupt", "10")
+		scale(t, "abrupt", "3")
+	}},
+	{name: "restart of the agents", do: func(t *testing.T) {
+		kubectl(t, "--namespace", "headroom-system", "rollout", "restart", "daemonset/headroom")
+	}},
+	{name: "helm upgrade", do: func(t *testing.T) {
+		helm(t, "upgrade", "headroom", "../../deploy/helm", "--namespace", "headroom-system", "--reuse-values", "--wait",
+			"--set-string", fmt.Sprintf("agent.podAnnotations.upgraded=%d", time.Now().Unix()))
+	}},
+	{name: "restart of etcd", do: func(t *testing.T) {
+		kubectl(t, "--namespace", "headroom-system", "rollout", "restart", "statefulset/headroom-etcd")
+	}},
+	{name: "drain of a node", killed: 3, ends: "single", do: func(t *testing.T) {
+		kubectl(t, "drain", "node2", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
+		kubectl(t, "uncordon", "node2")
+	}},
+	{name: "churn of pods", do: churn},
+}
+
+// churn makes and removes pods, a hundred in all, and expects that nothing of them is left with the agents.
+func churn(t *testing.T) {
+	round := func() {
+		for _, replicas := range []string{"25", "0"} {
+			kubectl(t, "--namespace", meshed, "scale", "deployment/churn", "--replicas", replicas)
+			kubectl(t, "--namespace", meshed, "rollout", "status", "--timeout=5m", "deployment/churn")
+		}
+		kubectl(t, "--namespace", meshed, "wait", "--for=delete", "--timeout=3m", "pods", "--selector", "app=churn")
+	}
+	round() // buffers grow to what they need
+	before := vitals(t)
+	for range 3 {
+		round()
+	}
+	eventually(t, time.Minute, func() error {
+		now := vitals(t)
+		t.Logf("agents before three rounds of churn: %v, and after: %v", before, now)
+		for node, v := range now {
+			if was := before[node]; v.goroutines > was.goroutines+10 || v.files > was.files+5 || v.memory > was.memory*5/4 || v.tables != was.tables || v.spaces > was.spaces {
+				return fmt.Errorf("%s: %v, want at most as much as before: %v", node, v, was)
+			}
+		}
+		return nil
+	})
+}
+
+// vital is what an agent has, and what there is on its node.
+type vital struct {
+	goroutines, files, memory int // memory in MB
+	tables                    string
+	spaces                    int // network namespaces
+}
+
+func (v vital) String() string {
+	return fmt.Sprintf("%d goroutines, %d files, %d MB, %d network namespaces, %s", v.goroutines, v.files, v.memory, v.spaces, v.tables)
+}
+
+func vitals(t *testing.T) map[string]vital {
+	t.Helper()
+	all := map[string]vital{}
+	for _, node := range []string{"node1", "node2"} {
+		metrics := cluster(t, "exec", node, "curl", "-fsS", "http://127.0.0.1:15000/metrics")
+		value := func(name string) (v float64) {
+			for l := range strings.Lines(metrics) {
+				if text, ok := strings.CutPrefix(l, name+" "); ok {
+					fmt.Sscan(text, &v)
+				}
+			}
+			return v
+		}
+		tables := strings.Fields(strings.ReplaceAll(cluster(t, "exec", node, "nft", "list", "tables"), "table ", ""))
+		all[node] = vital{
+			goroutines: int(value("go_goroutines")), files: int(value("process_open_fds")), memory: int(value("process_resident_memory_bytes") / 1e6),
+			tables: strings.Join(tables, " "), spaces: len(strings.Fields(cluster(t, "exec", node, "ls", "/run/netns"))),
+		}
+	}
+	return all
+}
+
+func scale(t *testing.T, deployment, replicas string) {
+	t.Helper()
+	for _, ns := range []string{meshed, plain} { // one after the other, for the sake of a small machine
+		kubectl(t, "--namespace", ns, "scale", "deployment", deployment, "--replicas", replicas)
+		kubectl(t, "--namespace", ns, "rollout", "status", "--timeout=5m", "deployment/"+deployment)
+		eventually(t, 3*time.Minute, func() error {
+			if pods := strings.Fields(kubectl(t, "--namespace", ns, "get", "pods", "--selector", "app="+deployment, "--output", "name")); fmt.Sprint(len(pods)) != replicas {
+				return fmt.Errorf("%d pods, want %s", len(pods), replicas)
+			}
+			return nil
+		})
+	}
+}
+
+// awaitSettled waits until everything is as it is wanted.
+func awaitSettled(t *testing.T) {
+	t.Helper()
+	for _, what := range [][2]string{
+		{"headroom-system", "daemonset/headroom"}, {"headroom-system", "statefulset/headroom-etcd"},
+		{meshed, "deployment/polite"}, {meshed, "deployment/abrupt"}, {meshed, "deployment/single"}, {meshed, "daemonset/sender"},
+		{plain, "deployment/polite"}, {plain, "deployment/abrupt"}, {plain, "deployment/single"}, {plain, "daemonset/sender"},
+	} {
+		kubectl(t, "--namespace", what[0], "rollout", "status", "--timeout=5m", what[1])
+	}
+}
+
+// line is one of what senders print.
+type line struct {
+	Time       time.Time
+	Series     string
+	OK, Failed int
+	Took       float64
+	Error      string
+}
+
+// sent returns what the senders of a namespace have done since.
+func sent(t *testing.T, ns string, since time.Time) (lines []line) {
+	t.Helper()
+	log := kubectl(t, "--namespace", ns, "logs", "--selector", "app=sender", "--tail=-1", "--since-time", since.Format(time.RFC3339))
+	for s := bufio.NewScanner(strings.NewReader(log)); s.Scan(); {
+		var l line
+		if err := json.Unmarshal(s.Bytes(), &l); err != nil {
+			t.Fatalf("a sender says %q: %v", s.Text(), err)
+		}
+		lines = append(lines, l)
+	}
+	return lines
+}
+
+// window is the time of an event.
+type window struct {
+	event
+	began, ended time.Time
+	took         time.Duration
+}
+
+// judge compares what has become of the requests of both namespaces.
+func (w window) judge(t *testing.T, lines map[string][]line) {
+	with, without := w.tally(lines[meshed]), w.tally(lines[plain])
+	for _, series := range slices.Sorted(maps.Keys(with)) {
+		a, b := with[series], without[series]
+		t.Logf("%-22s mesh: %4d sent, %2d failed, longest %4.0f ms; plain: %4d sent, %2d failed, longest %4.0f ms",
+			strings.TrimPrefix(series, "http://"), a.sent, len(a.failed), a.longest, b.sent, len(b.failed), b.longest)
+		allowed := 0
+		if strings.Contains(series, "abrupt") {
+			allowed = w.killed
+		}
+		if len(a.failed) > allowed && (w.ends == "" || !strings.Contains(series, w.ends)) {
+			t.Errorf("%s: %d failed, want at most %d:\n%s", series, len(a.failed), allowed, strings.Join(a.failed, "\n"))
+		}
+	}
+}
+
+type tally struct {
+	sent    int
+	longest float64
+	failed  []string
+}
+
+func (w window) tally(lines []line) map[string]*tally {
+	all := map[string]*tally{}
+	for _, l := range lines {
+		if l.Time.Before(w.began) || l.Time.After(w.ended) {
+			continue
+		}
+		of := all[l.Series]
+		if of == nil {
+			of = new(tally)
+			all[l.Series] = of
+		}
+		of.sent += l.OK + l.Failed
+		of.longest = max(of.longest, l.Took)
+		if l.Error != "" {
+			of.failed = append(of.failed, fmt.Sprintf("%s, after %.1f s of the event, %.0f ms: %s", l.Time.Format("15:04:05.000"), l.Time.Sub(w.began).Seconds(), l.Took, l.Error))
+		}
+	}
+	return all
+}
+
+// installForLifecycle installs the chart, unless it is installed.
+func installForLifecycle(t *testing.T) {
+	if _, err := run("", "helm", "status", "headroom", "--namespace", "headroom-system"); err == nil {
+		return
+	}
+	dir := t.TempDir()
+	etcd := filepath.Join(dir, "etcd")
+	must(t, "", "sh", "-c", `cp -L "$(command -v etcd)" "$0"`, etcd)
+	version := strings.TrimSpace(must(t, "", "sed", "-n", "s/^appVersion: //p", "../../deploy/helm/Chart.yaml"))
+	for image, program := range map[string]string{"ghcr.io/headroom-mesh/headroom:" + version: "", "registry.k8s.io/etcd:3.7.0-0": etcd} {
+		out := filepath.Join(dir, "image")
+		must(t, "", "sh", "-c", `cd ../.. && go run ./deploy/image -platforms "linux/$(go env GOARCH)" -name "$0" -out "$1" $2`, image, out, program)
+		tars, err := filepath.Glob(filepath.Join(out, "*.tar"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cluster(t, append([]string{"load"}, tars...)...)
+	}
+	// Volumes here are folders that belong to root.
+	helm(t, "install", "headroom", "../../deploy/helm", "--namespace", "headroom-system", "--create-namespace", "--wait", "--timeout=5m",
+		"--set", "etcd.podSecurityContext.runAsNonRoot=false,etcd.podSecurityContext.runAsUser=0,etcd.podSecurityContext.runAsGroup=0")
+	t.Cleanup(func() { helm(t, "uninstall", "headroom", "--namespace", "headroom-system", "--wait") })
+}
