@@ -67,23 +67,23 @@ func TestLifecycle(t *testing.T) {
 const patience = 30 * time.Second
 
 type event struct {
-	name   string
-	killed int // pods that end at once, at most
-	do     func(t *testing.T)
-	ends   string // a service that is gone for a while
+	name string
+	pods int // of each service end
+	do   func(t *testing.T)
+	ends string // a service that is gone for a while
 }
 
 var events = []event{
-	{name: "restart of the deployments", killed: 3, do: func(t *testing.T) {
+	{name: "restart of the deployments", pods: 3, do: func(t *testing.T) {
 		for _, ns := range []string{meshed, plain} {
 			kubectl(t, "--namespace", ns, "rollout", "restart", "deployment")
 		}
 	}},
-	{name: "scale from 3 to 30 and back", do: func(t *testing.T) {
+	{name: "scale from 3 to 30 and back", pods: 27, do: func(t *testing.T) {
 		scale(t, "polite", "30")
 		scale(t, "polite", "3")
 	}},
-	{name: "scale of abrupt ones from 3 to 10 and back", killed: 7, do: func(t *testing.T) {
+	{name: "scale of abrupt ones from 3 to 10 and back", pods: 7, do: func(t *testing.T) {
 		scale(t, "abrupt", "10")
 		scale(t, "abrupt", "3")
 	}},
@@ -97,7 +97,7 @@ var events = []event{
 	{name: "restart of etcd", do: func(t *testing.T) {
 		kubectl(t, "--namespace", "headroom-system", "rollout", "restart", "statefulset/headroom-etcd")
 	}},
-	{name: "drain of a node", killed: 3, ends: "single", do: func(t *testing.T) {
+	{name: "drain of a node", pods: 3, ends: "single", do: func(t *testing.T) {
 		kubectl(t, "drain", "node2", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
 		kubectl(t, "uncordon", "node2")
 	}},
@@ -226,14 +226,24 @@ func (w window) judge(t *testing.T, lines map[string][]line) {
 		a, b := with[series], without[series]
 		t.Logf("%-22s mesh: %4d sent, %2d failed, longest %4.0f ms; plain: %4d sent, %2d failed, longest %4.0f ms",
 			strings.TrimPrefix(series, "http://"), a.sent, len(a.failed), a.longest, b.sent, len(b.failed), b.longest)
-		allowed := 0
-		if strings.Contains(series, "abrupt") {
-			allowed = w.killed
-		}
+		allowed := w.allowed(series, len(b.failed))
 		if len(a.failed) > allowed && (w.ends == "" || !strings.Contains(series, w.ends)) {
 			t.Errorf("%s: %d failed, want at most %d:\n%s", series, len(a.failed), allowed, strings.Join(a.failed, "\n"))
 		}
 	}
+}
+
+// allowed returns how many requests may fail. Where no pod ends, none may. One that ends at once takes with it what it has in
+// flight. One that ends well may, when there is little processor time to be had, close a connection on which a request has just
+// come, which without a mesh happens, too.
+func (w window) allowed(series string, without int) int {
+	switch {
+	case w.pods == 0:
+		return 0
+	case strings.Contains(series, "abrupt"):
+		return max(w.pods, without)
+	}
+	return max(1+w.pods/10, without)
 }
 
 type tally struct {
