@@ -35,13 +35,13 @@ func balancing(t *testing.T) {
 // compare holds prequal against what the documentation promises of it.
 func compare(t *testing.T) error {
 	t.Helper()
-	results := map[string]tally{}
+	results := map[string]outcome{}
 	for _, rule := range []string{"round_robin", "prequal"} {
 		mustMeshctl(t, "policy", "set", "shop/cart", "--balancer", rule, "--wait")
 		load(t, "1500ms")
 		results[rule] = load(t, "6s")
 		t.Logf("%s: %s", rule, results[rule])
-		if err := meshed(results[rule]); err != nil {
+		if err := throughMesh(results[rule]); err != nil {
 			t.Errorf("%s: %v", rule, err)
 		}
 	}
@@ -53,7 +53,7 @@ func compare(t *testing.T) error {
 	return nil
 }
 
-func load(t *testing.T, lasts string) (r tally) {
+func load(t *testing.T, lasts string) (r outcome) {
 	t.Helper()
 	out := kubectl(t, "--namespace", "shop", "exec", "client", "--container", "web", "--", "/web", "load", "http://cart", "150", lasts)
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
@@ -62,7 +62,7 @@ func load(t *testing.T, lasts string) (r tally) {
 	return r
 }
 
-func slow(r tally) int {
+func slow(r outcome) int {
 	n := 0
 	for replica, requests := range r.By {
 		if strings.HasPrefix(replica, "cart-slow-") {
@@ -82,13 +82,13 @@ func withoutControlPlane(t *testing.T) {
 	}
 	cluster(t, "start", "control")
 	eventually(t, time.Minute, func() error { _, err := run("", "kubectl", "get", "--raw", "/readyz"); return err })
-	steady.want(t, 2, meshed)
-	wantAll(t, begin, meshed)
+	steady.want(t, 2, throughMesh)
+	wantAll(t, begin, throughMesh)
 	kubectl(t, "--namespace", system, "rollout", "status", "daemonset", release, "--timeout=60s")
 }
 
 // wantAll wants something of every second since a time.
-func wantAll(t *testing.T, begin time.Time, wanted func(tally) error) {
+func wantAll(t *testing.T, begin time.Time, wanted func(outcome) error) {
 	t.Helper()
 	for _, one := range steady.since(t, begin) {
 		if err := wanted(one); err != nil {
@@ -116,7 +116,7 @@ func withoutEtcd(t *testing.T) {
 		return err
 	})
 	mustMeshctl(t, "policy", "set", "shop/checkout", "--timeout", "default", "--wait")
-	wantAll(t, begin, meshed)
+	wantAll(t, begin, throughMesh)
 }
 
 // agentKilled leaves pods with what Kubernetes does for them, until an agent is back: soon after the first time that it has
@@ -137,7 +137,7 @@ func agentKilled(t *testing.T) {
 	killed := time.Now()
 	steady.want(t, 2, direct)
 	kubectl(t, "--namespace", system, "rollout", "status", "daemonset", release, "--timeout=90s")
-	steady.want(t, 2, meshed)
+	steady.want(t, 2, throughMesh)
 	steady.unharmed(t, killed.Add(time.Second)) // but for what was in flight then
 }
 
@@ -146,7 +146,7 @@ func agentDeleted(t *testing.T) {
 	begin := time.Now()
 	kubectl(t, "--namespace", system, "delete", agentOn(t, "node1"), "--wait")
 	kubectl(t, "--namespace", system, "rollout", "status", "daemonset", release, "--timeout=90s")
-	steady.want(t, 2, meshed)
+	steady.want(t, 2, throughMesh)
 	steady.unharmed(t, begin)
 }
 

@@ -126,7 +126,7 @@ func enrol(t *testing.T) {
 	before := restarts(t)
 	begin := time.Now()
 	kubectl(t, "label", "namespace", "shop", "headroom.dev/mesh=enabled")
-	steady.want(t, 3, meshed)
+	steady.want(t, 3, throughMesh)
 	lasting.want(t, 3, overOldConnection)
 	steady.unharmed(t, begin)
 	if after := restarts(t); fmt.Sprint(after) != fmt.Sprint(before) {
@@ -361,11 +361,11 @@ func upgrade(t *testing.T) {
 		return err
 	})
 	before := secrets(t)
-	steady.want(t, 2, meshed)
+	steady.want(t, 2, throughMesh)
 	begin := time.Now()
 	helm(t, "upgrade", release, chart, "--namespace", system, "--values", "testdata/values.yaml", "--set", "agent.logLevel=debug", "--wait", "--timeout", "3m")
 	kubectl(t, "--namespace", system, "rollout", "status", "daemonset", release, "--timeout=120s")
-	steady.want(t, 2, meshed)
+	steady.want(t, 2, throughMesh)
 	steady.unharmed(t, begin)
 	if after := secrets(t); after != before {
 		t.Error("the upgrade has changed secrets: agents of before and after can't talk to each other")

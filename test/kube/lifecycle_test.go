@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -274,24 +273,10 @@ func (w window) tally(lines []line) map[string]*tally {
 
 // installForLifecycle installs the chart, unless it is installed.
 func installForLifecycle(t *testing.T) {
-	if _, err := run("", "helm", "status", "headroom", "--namespace", "headroom-system"); err == nil {
+	if _, err := run("", "helm", "status", release, "--namespace", system); err == nil {
 		return
 	}
-	dir := t.TempDir()
-	etcd := filepath.Join(dir, "etcd")
-	must(t, "", "sh", "-c", `cp -L "$(command -v etcd)" "$0"`, etcd)
-	version := strings.TrimSpace(must(t, "", "sed", "-n", "s/^appVersion: //p", "../../deploy/helm/Chart.yaml"))
-	for image, program := range map[string]string{"ghcr.io/headroom-mesh/headroom:" + version: "", "registry.k8s.io/etcd:3.7.0-0": etcd} {
-		out := filepath.Join(dir, "image")
-		must(t, "", "sh", "-c", `cd ../.. && go run ./deploy/image -platforms "linux/$(go env GOARCH)" -name "$0" -out "$1" $2`, image, out, program)
-		tars, err := filepath.Glob(filepath.Join(out, "*.tar"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		cluster(t, append([]string{"load"}, tars...)...)
-	}
-	// Volumes here are folders that belong to root.
-	helm(t, "install", "headroom", "../../deploy/helm", "--namespace", "headroom-system", "--create-namespace", "--wait", "--timeout=5m",
-		"--set", "etcd.podSecurityContext.runAsNonRoot=false,etcd.podSecurityContext.runAsUser=0,etcd.podSecurityContext.runAsGroup=0")
-	t.Cleanup(func() { helm(t, "uninstall", "headroom", "--namespace", "headroom-system", "--wait") })
+	build(t)
+	helm(t, "install", release, chart, "--namespace", system, "--create-namespace", "--values", "testdata/values.yaml", "--wait", "--timeout=5m")
+	t.Cleanup(func() { helm(t, "uninstall", release, "--namespace", system, "--wait") })
 }

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// tally is what "web calls" tells of one second, and "web load" of all.
-type tally struct {
+// outcome is what "web calls" tells of one second, and "web load" of all.
+type outcome struct {
 	Until    time.Time      `json:"until"`
 	Requests int            `json:"requests"`
 	Meshed   int            `json:"meshed"`
@@ -23,7 +23,7 @@ type tally struct {
 	Errors   map[string]int `json:"errors"`
 }
 
-func (a tally) String() string {
+func (a outcome) String() string {
 	return fmt.Sprintf("%d requests until %s, %d through the mesh, p50 %.0f ms, p99 %.0f ms, by %v, errors %v",
 		a.Requests, a.Until.Format(time.TimeOnly), a.Meshed, a.P50, a.P99, a.By, a.Errors)
 }
@@ -37,12 +37,12 @@ const (
 )
 
 // since returns the tallies of the seconds that began after a time.
-func (c caller) since(t *testing.T, begin time.Time) []tally {
+func (c caller) since(t *testing.T, begin time.Time) []outcome {
 	t.Helper()
-	var all []tally
+	var all []outcome
 	log := kubectl(t, "--namespace", "shop", "logs", "client", "--container", string(c), "--since-time", begin.UTC().Format(time.RFC3339))
 	for line := range strings.Lines(log) {
-		var one tally
+		var one outcome
 		if err := json.Unmarshal([]byte(line), &one); err != nil {
 			t.Fatalf("%s says %q: %v", c, line, err)
 		}
@@ -54,7 +54,7 @@ func (c caller) since(t *testing.T, begin time.Time) []tally {
 }
 
 // want waits until all that was sent in so many whole seconds is as wanted.
-func (c caller) want(t *testing.T, seconds int, wanted func(tally) error) {
+func (c caller) want(t *testing.T, seconds int, wanted func(outcome) error) {
 	t.Helper()
 	begin := time.Now()
 	eventually(t, time.Duration(seconds+30)*time.Second, func() error {
@@ -81,28 +81,28 @@ func (c caller) unharmed(t *testing.T, begin time.Time) {
 	}
 }
 
-func answered(a tally) error {
+func answered(a outcome) error {
 	if a.Requests == 0 || len(a.Errors) > 0 {
 		return errors.New("not all was answered")
 	}
 	return nil
 }
 
-func meshed(a tally) error {
+func throughMesh(a outcome) error {
 	if a.Meshed < a.Requests {
 		return errors.New("not all went through the mesh")
 	}
 	return answered(a)
 }
 
-func direct(a tally) error {
+func direct(a outcome) error {
 	if a.Meshed > 0 {
 		return errors.New("not all went past the mesh")
 	}
 	return answered(a)
 }
 
-func overOldConnection(a tally) error {
+func overOldConnection(a outcome) error {
 	if a.Reused < a.Requests {
 		return errors.New("not all went over the connection that there was")
 	}
