@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -254,15 +255,27 @@ func TestManyChanges(t *testing.T) {
 
 // server is how the API server behaves.
 type server struct {
+	mu sync.Mutex
+	// mu guards the fields below.
+
 	fail    func(resource string) error // nil: it answers
 	watches []watch.Interface
 }
 
 func (s *server) failure(a clienttesting.Action) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.fail == nil {
 		return nil
 	}
 	return s.fail(a.GetResource().Resource)
+}
+
+// fails says how it behaves from now on.
+func (s *server) fails(how func(resource string) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail = how
 }
 
 // stand puts the server before the client.
@@ -276,6 +289,8 @@ func (s *server) stand(c *fake.Clientset) {
 			return true, nil, err
 		}
 		events, err := c.Tracker().Watch(a.GetResource(), a.GetNamespace())
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.watches = append(s.watches, events)
 		return true, events, err
 	})
@@ -283,10 +298,13 @@ func (s *server) stand(c *fake.Clientset) {
 
 // cut ends all connections.
 func (s *server) cut() {
-	for _, w := range s.watches {
+	s.mu.Lock()
+	watches := s.watches
+	s.watches = nil
+	s.mu.Unlock()
+	for _, w := range watches {
 		w.Stop()
 	}
-	s.watches = nil
 }
 
 func away(string) error { return errors.New("dial tcp 10.96.0.1:443: connect: no route to host") }
@@ -336,7 +354,8 @@ func (w *watched) ready(known bool, texts ...string) {
 }
 
 func TestAPIServerAwayAtStart(t *testing.T) {
-	s := server{fail: away}
+	var s server
+	s.fails(away)
 	run(t, enrolled(), s.stand, func(w *watched) {
 		time.Sleep(time.Minute)
 		if len(w.states) > 0 {
@@ -347,7 +366,7 @@ func TestAPIServerAwayAtStart(t *testing.T) {
 		if w.metric("headroom_kubernetes_connected", pods) != 0 || w.metric("headroom_kubernetes_failures_total", pods) < 3 {
 			t.Error("metrics don't tell of the failures")
 		}
-		s.fail = nil
+		s.fails(nil)
 		time.Sleep(time.Minute)
 		w.want(aReplica("ready"), aFront, aCaptured)
 		w.logged(1, "Kubernetes answers again")
@@ -364,7 +383,7 @@ func TestAPIServerAwayMeanwhile(t *testing.T) {
 				if w.metric("headroom_kubernetes_connected", pods) != 1 || w.metric("headroom_kubernetes_objects", services) != 1 {
 					t.Error("metrics don't tell what is known")
 				}
-				s.fail = fail
+				s.fails(fail)
 				s.cut()
 				time.Sleep(10 * time.Minute)
 				w.want(aReplica("ready"), aFront, aCaptured)
@@ -374,7 +393,7 @@ func TestAPIServerAwayMeanwhile(t *testing.T) {
 					t.Error("still connected, says the metric")
 				}
 
-				s.fail = nil
+				s.fails(nil)
 				time.Sleep(time.Minute)
 				w.put(pod(unready))
 				w.want(aReplica("unhealthy"), aFront, aCaptured)
@@ -394,13 +413,13 @@ func TestAPIServerAwayMeanwhile(t *testing.T) {
 func TestMissedWhileAway(t *testing.T) {
 	var s server
 	run(t, enrolled(), s.stand, func(w *watched) {
-		s.fail = away
+		s.fails(away)
 		s.cut()
 		time.Sleep(time.Minute)
 		w.put(pod(terminating))
 		w.remove(service())
 		w.want(aReplica("ready"), aFront, aCaptured)
-		s.fail = nil
+		s.fails(nil)
 		time.Sleep(time.Minute)
 		w.want(aCaptured)
 	})
@@ -420,7 +439,7 @@ func TestForbidden(t *testing.T) {
 		}
 		w.logged(1, "its role must permit to list and watch it")
 		w.logged(1, "pods is forbidden")
-		s.fail = nil
+		s.fails(nil)
 		time.Sleep(time.Minute)
 		w.want(aReplica("ready"), aFront, aCaptured)
 	})
