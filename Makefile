@@ -17,7 +17,7 @@ demo: build ## run the main job on this machine (HOLD=1 keeps it running, DEMO_O
 
 test: deps lint ## run every test, all but those that only count with the race detector; needs root for network namespaces
 	@go test -race -timeout 9m ./...
-	@go test -timeout 9m ./dataplane/sim/evidence ./dataplane/balancer
+	@go test -timeout 9m ./dataplane/sim/evidence ./dataplane/balancer ./agent
 
 lint: ## check format, vet, staticcheck and the modernizers
 	@test -z "$$(gofmt -l . | tee /dev/stderr)"

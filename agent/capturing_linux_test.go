@@ -25,6 +25,9 @@ import (
 // TestCaptureChurn has an agent that knows 10,000 services, all with real addresses to capture, of which a thousand change
 // every second. Each change is in the kernel soon, and nothing else changes there.
 func TestCaptureChurn(t *testing.T) {
+	if raceEnabled() {
+		t.Skip("the race detector makes it too slow to keep up: run without")
+	}
 	const services, changes, rate = 10_000, 3000, 1000
 	n := meshtest.NewNetwork(t).Node("a", netip.MustParsePrefix("10.77.0.1/24"))
 	a := capturingAgent(t, n)

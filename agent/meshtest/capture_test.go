@@ -140,6 +140,9 @@ func TestCaptureOff(t *testing.T) {
 	m := capturable(t, meshtest.Config{Nodes: []string{"a", "b"}, Replicas: 1})
 	b := m.Node("b")
 	nft(t, b, "table inet others { chain first { type nat hook output priority -100; ip daddr 10.96.0.10 tcp dport 80 counter dnat ip to 10.77.0.1:80; }; }")
+	meshtest.Eventually(t, patience, "the addresses of IPv6 are settled", func() bool {
+		return run(t, b, "ip", "-6", "addr", "show", "tentative") == ""
+	})
 	before := allRules(t, b)
 	agents := startCapturing(m, nil)
 	virtual(t, agents["b"])
