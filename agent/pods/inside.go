@@ -94,15 +94,23 @@ func (p *Pods) capture(ctx context.Context, in *inside) error {
 		return fmt.Errorf("%w; choose another port for captured connections", err)
 	}
 	running, end := context.WithCancel(ctx)
+	captured, endCapture := context.WithCancel(context.WithoutCancel(ctx))
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	defer end()
 	parts.Go(func() { p.settle(running, in) })
 	for _, l := range listeners {
-		defer l.Close()
 		parts.Go(func() { p.accept(running, in, l) })
 	}
-	return in.capture.Run(ctx)
+	parts.Go(func() {
+		<-running.Done()
+		// As long as addresses are translated: who is still in line would not learn of the end.
+		for _, l := range listeners {
+			_ = l.Close()
+		}
+		endCapture()
+	})
+	return in.capture.Run(captured)
 }
 
 // settle waits until connections are captured, or can't be.
