@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"strings"
 	"time"
@@ -94,9 +95,7 @@ func (l *leader) report(ctx context.Context, o object) {
 func (l *leader) writeStatus(ctx context.Context, o object, status map[string]any) error {
 	// What is left out of a merge patch stays.
 	whole := map[string]any{"storeRevision": nil, "applied": nil}
-	for field, value := range status {
-		whole[field] = value
-	}
+	maps.Copy(whole, status)
 	patch, err := json.Marshal(map[string]any{"status": whole})
 	if err != nil {
 		return err
