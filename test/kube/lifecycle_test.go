@@ -191,6 +191,7 @@ func awaitSettled(t *testing.T) {
 // line is one of what senders print.
 type line struct {
 	Time       time.Time
+	From       string
 	Series     string
 	OK, Failed int
 	Took       float64
@@ -265,7 +266,7 @@ func (w window) tally(lines []line) map[string]*tally {
 		of.sent += l.OK + l.Failed
 		of.longest = max(of.longest, l.Took)
 		if l.Error != "" {
-			of.failed = append(of.failed, fmt.Sprintf("%s, after %.1f s of the event, %.0f ms: %s", l.Time.Format("15:04:05.000"), l.Time.Sub(w.began).Seconds(), l.Took, l.Error))
+			of.failed = append(of.failed, fmt.Sprintf("%s, %s, after %.1f s of the event, %.0f ms: %s", l.Time.Format("15:04:05.000"), l.From, l.Time.Sub(w.began).Seconds(), l.Took, l.Error))
 		}
 	}
 	return all
