@@ -79,6 +79,55 @@ func TestExamples(t *testing.T) {
 	}
 }
 
+// TestSameEachTime wants what is rendered without a cluster to stay the same where all Secrets are there.
+func TestSameEachTime(t *testing.T) {
+	for _, values := range []string{"gitops", "external-etcd"} {
+		render := func() string {
+			return must(t, "helm", "template", "headroom", chart, "--values", chart+"/examples/"+values+".yaml")
+		}
+		if first := render(); first != render() || strings.Contains(first, "\nkind: Secret\n") {
+			t.Errorf("%s: it differs from one time to the next, or makes a Secret", values)
+		}
+	}
+	if out := must(t, "helm", "template", "headroom", chart); strings.Count(out, "each time it is another one") != 4 {
+		t.Error("it is not said of all Secrets that they differ from one time to the next")
+	}
+}
+
+// TestHelm3 wants helm 3 to make the same of the chart, where HELM3 says where one is.
+func TestHelm3(t *testing.T) {
+	helm3 := os.Getenv("HELM3")
+	if helm3 == "" {
+		t.Skip("HELM3 is not set to a helm 3")
+	}
+	for _, values := range glob(t, chart+"/examples/*.yaml") {
+		must(t, helm3, "lint", "--strict", chart, "--values", values)
+		args := []string{"template", "headroom", chart, "--kube-version", "1.37.2", "--values", values}
+		if third, fourth := objects(must(t, helm3, args...)), objects(must(t, "helm", args...)); !slices.Equal(third, fourth) {
+			t.Errorf("%s: helm 3 makes\n%s\nand helm 4\n%s", values, third, fourth)
+		}
+	}
+	for _, values := range glob(t, "testdata/wrong/*.yaml") {
+		args := []string{"template", "headroom", chart, "--kube-version", "1.37.2", "--values", values}
+		_, third := run(helm3, args...)
+		_, fourth := run("helm", args...)
+		if got, want := message(third), message(fourth); got != want {
+			t.Errorf("%s: helm 3 says\n%s\nand helm 4\n%s", values, got, want)
+		}
+	}
+}
+
+// objects returns those of a rendered chart, without an order and without what is made by chance.
+func objects(manifests string) []string {
+	manifests = regexp.MustCompile(`(key|crt): \S{40,}`).ReplaceAllString(manifests, "$1: ...")
+	all := strings.Split(manifests, "---\n")
+	for i := range all {
+		all[i] = strings.TrimSpace(all[i])
+	}
+	slices.Sort(all)
+	return all
+}
+
 // TestMisspeltFieldIsFound tests the test.
 func TestMisspeltFieldIsFound(t *testing.T) {
 	out := must(t, "helm", "template", "headroom", chart)
@@ -122,17 +171,14 @@ func TestUnits(t *testing.T) {
 // TestWrongValues wants each of the files in testdata to be refused, with the message beside it.
 func TestWrongValues(t *testing.T) {
 	for _, values := range glob(t, "testdata/wrong/*.yaml") {
-		_, err := run("helm", "template", "headroom", chart, "--values", values)
-		if err == nil {
+		_, refusal := run("helm", "template", "headroom", chart, "--values", values)
+		if refusal == nil {
 			t.Errorf("%s: nothing is said of it", values)
 			continue
 		}
-		_, message, _ := strings.Cut(err.Error(), "Error: ")
-		message, _, _ = strings.Cut(message, "\nUse --debug")
-		message = regexp.MustCompile(`execution error at \(.*?\): `).ReplaceAllString(strings.TrimSpace(message)+"\n", "")
 		file := strings.TrimSuffix(values, ".yaml") + ".txt"
 		if *rewrite {
-			if err := os.WriteFile(file, []byte(message), 0o644); err != nil {
+			if err := os.WriteFile(file, []byte(message(refusal)), 0o644); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -140,10 +186,20 @@ func TestWrongValues(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if message != string(want) {
-			t.Errorf("%s: got\n%s\nwant (-rewrite takes what it got)\n%s", values, message, want)
+		if got := message(refusal); got != string(want) {
+			t.Errorf("%s: got\n%s\nwant (-rewrite takes what it got)\n%s", values, got, want)
 		}
 	}
+}
+
+// message returns what helm says of values, without where in the chart it says so.
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	_, text, _ := strings.Cut(err.Error(), "Error: ")
+	text, _, _ = strings.Cut(text, "\nUse --debug")
+	return regexp.MustCompile(`execution error at \(.*?\): `).ReplaceAllString(strings.TrimSpace(text)+"\n", "")
 }
 
 // metric is one of the reference.
