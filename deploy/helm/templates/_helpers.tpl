@@ -42,6 +42,10 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
+{{- define "headroom.nodes" -}}
+{{ merge (dict) (. | default dict) (dict "kubernetes.io/os" "linux") | toYaml }}
+{{- end }}
+
 {{- define "headroom.ownEtcd" -}}
 {{- if not .Values.etcd.endpoints }}true{{ end }}
 {{- end }}
