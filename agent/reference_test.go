@@ -83,7 +83,7 @@ func kind(name string) string {
 	switch {
 	case strings.HasSuffix(name, "_total"):
 		return "counter"
-	case strings.HasSuffix(name, "_expiry_seconds"):
+	case strings.HasSuffix(name, "_expiry_seconds"), strings.HasSuffix(name, "_timestamp_seconds"):
 		return "gauge"
 	case strings.HasSuffix(name, "_seconds"):
 		return "histogram"
