@@ -94,6 +94,6 @@ func (c *call) outside(why *fault.Error) (relay.Hop, *fault.Error) {
 		return relay.Hop{}, why
 	}
 	c.left = why
-	c.service.metrics.outside.Inc()
+	c.service.leaves(time.Now(), c.outbound.cfg.Log)
 	return relay.Hop{To: f.to, Deadline: c.deadline(), Forwarded: c.service.policy.Load().Forwarded}, nil
 }
