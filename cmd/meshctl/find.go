@@ -88,8 +88,10 @@ func (t *target) reachCluster(ctx context.Context) (*client, error) {
 // dialAny tries some agents, if there is a choice: those of nodes that have just gone may still seem to be ready.
 func dialAny(ctx context.Context, k *cluster.Cluster, choice bool) (*client, error) {
 	const most = 3
+	p := throughCluster(k, k.Dial)
+	p.any = choice
 	for tried := 1; ; tried++ {
-		c, err := dial(ctx, throughCluster(k, k.Dial))
+		c, err := dial(ctx, p)
 		if _, silent := errors.AsType[cluster.Silent](err); !silent || !choice || tried == most {
 			return c, err
 		}

@@ -376,6 +376,19 @@ func TestLostAgentIsToldAndForgottenOnceItIsBack(t *testing.T) {
 	}
 }
 
+func TestTheAgentThatAnswersIsNamed(t *testing.T) {
+	s := newScreen(t, 80, 24)
+	m := s.model.(topModel)
+	m.any = true
+	s.model = m
+	s.send(sampleMsg{answer: sample(10), at: "pod mesh/a"})
+	s.wants("agent pod mesh/a")
+	s.send(sampleMsg{err: errors.New("it has ended"), at: "pod mesh/a"})
+	s.wants("agent pod mesh/a", "agent lost, trying another: it has ended")
+	s.send(sampleMsg{answer: sample(11), at: "pod mesh/b"})
+	s.wants("agent pod mesh/b", "last 1.0s")
+}
+
 func TestAServiceThatDoesNotExistEndsTheView(t *testing.T) {
 	s := newScreen(t, 80, 24)
 	cmd := s.send(sampleMsg{err: answerError{codes.NotFound, "no such service"}})
