@@ -93,7 +93,8 @@ func (c *call) outside(why *fault.Error) (relay.Hop, *fault.Error) {
 	if !ok {
 		return relay.Hop{}, why
 	}
-	c.left = why
 	c.service.leaves(time.Now(), c.outbound.cfg.Log)
+	c.left = why
+	c.service.metrics.outside.Inc()
 	return relay.Hop{To: f.to, Deadline: c.deadline(), Forwarded: c.service.policy.Load().Forwarded}, nil
 }

@@ -104,7 +104,6 @@ const backAfter = 10 * time.Second
 
 // leaves notes that a request goes to where the service is to be had without the mesh.
 func (s *service) leaves(now time.Time, log *slog.Logger) {
-	s.metrics.outside.Inc()
 	if s.lastOutside.Swap(now.UnixNano()) == 0 {
 		log.Warn("requests leave the mesh, as no replica in it takes them: they go to the cluster IP, without the mesh's TLS", "service", s.name)
 	}
