@@ -172,48 +172,46 @@ func (m *Mirror) campaign(ctx context.Context) error {
 	return nil
 }
 
-// lock says what goes wrong with the Lease, once until something else does: agents without the right to it try for ever.
+// lock says what goes wrong with the Lease, once until it goes well or something else does: agents without the right to it
+// try for ever.
 type lock struct {
 	resourcelock.Interface
 	log  *slog.Logger
-	said string // guarded by the elector, which does one thing at a time
+	said map[string]string // by what was tried; guarded by the elector, which does one thing at a time
 }
 
 func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
-	if !apierrors.IsNotFound(err) {
-		l.say(ctx, err)
-	}
+	l.say(ctx, "get", err, apierrors.IsNotFound)
 	return record, raw, err
 }
 
 func (l *lock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Create(ctx, r)
-	if !apierrors.IsAlreadyExists(err) {
-		l.say(ctx, err)
-	}
+	l.say(ctx, "create", err, apierrors.IsAlreadyExists)
 	return err
 }
 
 func (l *lock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Update(ctx, r)
-	if !apierrors.IsConflict(err) {
-		l.say(ctx, err)
-	}
+	l.say(ctx, "update", err, apierrors.IsConflict)
 	return err
 }
 
-func (l *lock) say(ctx context.Context, err error) {
-	if err == nil || ctx.Err() != nil || err.Error() == l.said {
-		return
+// say logs what is wrong, and not usual.
+func (l *lock) say(ctx context.Context, verb string, err error, usual func(error) bool) {
+	switch {
+	case err == nil || usual(err):
+		delete(l.said, verb)
+	case ctx.Err() == nil && l.said[verb] != err.Error():
+		l.said[verb] = err.Error()
+		l.log.Warn("can't hold the Lease "+Lease+": the policies of Kubernetes are copied when some agent can", "err", err)
 	}
-	l.said = err.Error()
-	l.log.Warn("can't hold the Lease "+Lease+": the policies of Kubernetes are copied when some agent can", "err", err)
 }
 
 func (m *Mirror) elector(elected func(context.Context)) (*leaderelection.LeaderElector, error) {
 	return leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: &lock{log: m.log, Interface: &resourcelock.LeaseLock{
+		Lock: &lock{log: m.log, said: map[string]string{}, Interface: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Name: Lease, Namespace: m.cfg.Namespace},
 			Client:     m.cfg.Client.CoordinationV1(),
 			LockConfig: resourcelock.ResourceLockConfig{Identity: string(m.cfg.Node)},
