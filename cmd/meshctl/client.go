@@ -184,6 +184,9 @@ func (c *client) noAnswer(ended error) error {
 	if err := c.last.Load().err(); c.through != nil && err != nil {
 		return err // says where, and what to do
 	}
+	if c.through != nil {
+		return fmt.Errorf("no agent of %s answers (%s): see 'kubectl get pods -A -l app.kubernetes.io/name=headroom'", c.name, c.why(ended))
+	}
 	return fmt.Errorf("no agent answers at %s (%s): is it running? set --agent or HEADROOM_AGENT", c.name, c.why(ended))
 }
 

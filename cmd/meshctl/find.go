@@ -100,7 +100,7 @@ func dialAny(ctx context.Context, k *cluster.Cluster, choice bool) (*client, err
 
 func throughCluster(k *cluster.Cluster, dial func(context.Context) (net.Conn, error)) place {
 	const reserve = 2 * time.Second // so that it is dial that says what takes so long
-	return place{name: "any agent of " + k.Name(), patience: clusterTimeout, through: k, dial: func(ctx context.Context) (net.Conn, error) {
+	return place{name: k.Name(), patience: clusterTimeout, through: k, dial: func(ctx context.Context) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, clusterTimeout-reserve)
 		defer cancel()
 		return dial(ctx)
