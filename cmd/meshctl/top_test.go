@@ -255,7 +255,7 @@ func TestReplicasAreSortedByEachOrder(t *testing.T) {
 }
 
 func TestShortTimesAreReadable(t *testing.T) {
-	for x, want := range map[float64]string{0: "0µs", 0.00085: "850µs", 0.0015: "1.5ms", 0.012: "12ms", 1.25: "1.2s", 125: "2m"} {
+	for x, want := range map[float64]string{0: "0µs", 0.00085: "850µs", 0.0015: "1.5ms", 0.012: "12ms", 0.9994: "999ms", 0.9996: "1.0s", 1.25: "1.2s", 125: "2m"} {
 		if got := seconds(x); got != want {
 			t.Errorf("%v seconds are %q, want %q", x, got, want)
 		}
