@@ -273,7 +273,7 @@ func (m *Mirror) informer() (cache.SharedIndexInformer, error) {
 		UpdateFunc: func(any, any) { m.wake() },
 		DeleteFunc: func(any) { m.wake() },
 	})
-	return informer, errors.Join(added, informer.SetTransform(withoutManagers), informer.SetWatchErrorHandlerWithContext(m.watchFailed))
+	return informer, errors.Join(added, informer.SetTransform(withoutManagers), informer.SetWatchErrorHandlerWithContext((&watch{log: m.log}).failed))
 }
 
 // withoutManagers takes away what is long, and of no use here.
@@ -284,8 +284,19 @@ func withoutManagers(o any) (any, error) {
 	return o, nil
 }
 
-func (m *Mirror) watchFailed(ctx context.Context, _ *cache.Reflector, err error) {
-	if ctx.Err() == nil {
-		m.log.Warn("can't watch the ServicePolicy objects of Kubernetes: what was copied stays", "err", err)
+// watch says why objects can't be watched, once as long as that goes on.
+type watch struct {
+	log  *slog.Logger
+	said string // guarded by the informer, which tries one after the other
+	at   time.Time
+}
+
+func (w *watch) failed(ctx context.Context, _ *cache.Reflector, err error) {
+	const apart = 2 * time.Minute // more than the informer ever waits before it tries again
+	now := time.Now()
+	goesOn := now.Sub(w.at) < apart && err.Error() == w.said
+	w.said, w.at = err.Error(), now
+	if ctx.Err() == nil && !goesOn {
+		w.log.Warn("can't watch the ServicePolicy objects of Kubernetes: what was copied stays", "err", err)
 	}
 }

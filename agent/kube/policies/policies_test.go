@@ -603,6 +603,27 @@ func TestStatusesThatCantBeWritten(t *testing.T) {
 	})
 }
 
+// TestObjectsThatCantBeWatched expects one line, however long that goes on, and policies to be copied when it is over.
+func TestObjectsThatCantBeWatched(t *testing.T) {
+	during(t, func(t *testing.T, c *cluster) {
+		var refused atomic.Bool
+		c.objects.PrependReactor("list", "servicepolicies", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return refused.Load(), nil, apierrors.NewForbidden(resource().GroupResource(), "", errors.New("you may not"))
+		})
+		refused.Store(true)
+		c.agents[registry.NodeName(c.leaders()[0])].stop()
+		pass(10 * time.Minute)
+		leader := c.agents[registry.NodeName(c.leaders()[0])]
+		if n := leader.log.count("can't watch"); n != 1 {
+			t.Errorf("in ten minutes it is logged %d times that objects can't be watched, want once", n)
+		}
+		refused.Store(false)
+		c.apply("shop", "checkout", "{balancer: p2c}")
+		pass(time.Minute)
+		c.wantPolicy("checkout.shop", "p2c", document.ManagedByKubernetes)
+	})
+}
+
 // TestLeaseTrouble expects what is wrong with the Lease to be said once, and again if it was well meanwhile.
 func TestLeaseTrouble(t *testing.T) {
 	var out log
