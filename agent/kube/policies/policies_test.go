@@ -612,10 +612,10 @@ func TestObjectsThatCantBeWatched(t *testing.T) {
 		})
 		refused.Store(true)
 		c.agents[registry.NodeName(c.leaders()[0])].stop()
-		pass(10 * time.Minute)
+		pass(3 * time.Minute)
 		leader := c.agents[registry.NodeName(c.leaders()[0])]
 		if n := leader.log.count("can't watch"); n != 1 {
-			t.Errorf("in ten minutes it is logged %d times that objects can't be watched, want once", n)
+			t.Errorf("in three minutes it is logged %d times that objects can't be watched, want once", n)
 		}
 		refused.Store(false)
 		c.apply("shop", "checkout", "{balancer: p2c}")
