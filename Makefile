@@ -57,7 +57,7 @@ kube-test: deps ## test the chart there; with KUBECONFIG set, on a cluster that 
 kube-down: ## stop it, and remove all but what was built
 	@test/kube/cluster.sh down
 
-chart-test: ## test the chart without a cluster (first builds helm and others: 15 minutes)
+chart-test: ## test the chart without a cluster (first builds helm and others: 15 minutes; HELM3=PATH tests a helm 3, too)
 	@cd test/kube && go test -tags chart -count=1 ./chart
 
 deps: ## install the system packages that the tests use

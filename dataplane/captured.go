@@ -51,14 +51,13 @@ func (c *captured) renewLocked() {
 	if c.snapshot == nil {
 		return
 	}
-	if c.real == nil {
-		c.real = map[netip.AddrPort]destination{}
-	}
-	clear(c.real)
+	before := c.real
+	c.real = make(map[netip.AddrPort]destination, len(before))
 	for at, name := range c.fronts {
-		// One without replicas is left to whoever serves the address without a mesh.
-		if s := c.snapshot.Services[name]; s != nil && len(s.Endpoints) > 0 {
-			c.real[at] = destination{service: name}
+		// One that has had no replica yet is left to whoever serves the address without a mesh.
+		to := destination{service: name}
+		if s := c.snapshot.Services[name]; s != nil && (len(s.Endpoints) > 0 || before[at] == to) {
+			c.real[at] = to
 		}
 	}
 	for _, e := range c.local {

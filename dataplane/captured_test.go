@@ -12,10 +12,11 @@ import (
 	"testing"
 
 	"github.com/headroom-mesh/headroom/dataplane/fault"
+	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 )
 
-// TestFronts expects an address that stands for a service to be captured as long as the service has replicas.
+// TestFronts expects an address that stands for a service to be captured once the service has a replica.
 func TestFronts(t *testing.T) {
 	m := newMesh(t, "a")
 	m.serve("cart.shop", "a", name("cart"))
@@ -32,9 +33,15 @@ func TestFronts(t *testing.T) {
 	wantCaptured(cart)
 	m.setPolicy("nosuch.shop", noChange)
 	wantCaptured(cart) // it is known, but has none
+	m.setPolicy("cart.shop", noChange)
 	m.serve("nosuch.shop", "a", name("other"))
 	if got := n.CapturedAddresses(); len(got) != 2 {
 		t.Errorf("captured: %v, want both", got)
+	}
+	m.endpoints = nil
+	m.publish()
+	if got := n.CapturedAddresses(); len(got) != 2 {
+		t.Errorf("captured when the replicas are gone: %v, want both", got)
 	}
 	n.UpdateFronts(nil)
 	wantCaptured()
@@ -86,7 +93,7 @@ func TestOutside(t *testing.T) {
 // TestAwaitsReplica expects a request to wait for the replica that takes the place of one that has ended.
 func TestAwaitsReplica(t *testing.T) {
 	m := newMesh(t, "a", "b")
-	m.setPolicy("cart.shop", noRetries)
+	m.setPolicy("cart.shop", func(p *policy.Policy) { noRetries(p); p.WaitForReady = patience })
 	m.register("cart.shop", "b", deaf(t))
 	front := listen(t, "127.0.0.1:0")
 	m.nodes["a"].UpdateFronts(map[netip.AddrPort]registry.ServiceName{mustAddr(front.Addr().String()): "cart.shop"})

@@ -22,7 +22,11 @@ func deaf(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func roundRobin(p *policy.Policy) { p.Balancer = policy.BalancerRoundRobin }
+// roundRobin tries one after the other, and says at once when there is none left.
+func roundRobin(p *policy.Policy) {
+	p.Balancer = policy.BalancerRoundRobin
+	p.WaitForReady = 0
+}
 
 func noRetries(p *policy.Policy) {
 	roundRobin(p)
@@ -109,6 +113,7 @@ func TestTheOnlyReplicaIsTriedOnce(t *testing.T) {
 	for _, dead := range unconnectable {
 		t.Run(dead.name, func(t *testing.T) {
 			m := newMesh(t, "a", "b", "c")
+			m.setPolicy("web", func(p *policy.Policy) { p.WaitForReady = 0 })
 			dead.add(t, m)
 			a := m.nodes["a"]
 			resp, body := a.get(t, "http://web.mesh/")

@@ -103,6 +103,7 @@ func read(spec *meshv1.ServicePolicySpec, problems *document.Problems) Policy {
 		Timeout:     problems.Duration("spec.timeout", spec.GetTimeout(), d.Timeout, document.Span{Min: time.Millisecond, Max: 24 * time.Hour, Off: true}),
 		RetryBudget: readRetryBudget(spec.GetRetryBudget(), d.RetryBudget, problems),
 
+		WaitForReady:   problems.Duration("spec.waitForReady", spec.GetWaitForReady(), d.WaitForReady, document.Span{Min: time.Millisecond, Max: 5 * time.Minute, Off: true}),
 		Forwarded:      readForwarded(spec.GetForwarded(), d.Forwarded, problems),
 		ProxyProtocol:  spec.GetProxyProtocol(),
 		CaptureReal:    spec.GetCaptureReal(),
@@ -396,7 +397,8 @@ func (p Policy) spec() *meshv1.ServicePolicySpec {
 			Subset: new(uint32(p.Scope.Subset)),
 			Zone:   string(p.Scope.Zone),
 		},
-		Timeout: document.FormatDuration(p.Timeout),
+		Timeout:      document.FormatDuration(p.Timeout),
+		WaitForReady: document.FormatDuration(p.WaitForReady),
 		RetryBudget: &meshv1.RetryBudget{
 			Ratio:        new(p.RetryBudget.Ratio),
 			MinPerSecond: new(p.RetryBudget.MinPerSecond),

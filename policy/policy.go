@@ -28,6 +28,8 @@ type Policy struct {
 
 	Timeout     time.Duration // 0: none
 	RetryBudget RetryBudget
+	// WaitForReady is how long after a service has lost its last replica requests wait for another. 0: not at all.
+	WaitForReady time.Duration
 
 	// Forwarded is how replicas learn where a request's caller is; ProxyProtocol, whether those of TCP do by a PROXY header.
 	Forwarded     Forwarded
@@ -218,6 +220,7 @@ func Default() Policy {
 		Scope:       Scope{Zone: ZoneAny},
 		RetryBudget: RetryBudget{Ratio: 0.2, MinPerSecond: 10, Window: 10 * time.Second},
 
+		WaitForReady:  10 * time.Second,
 		Forwarded:     ForwardedNone,
 		DetectTimeout: 50 * time.Millisecond,
 	}

@@ -30,6 +30,7 @@ type Fleet struct {
 	ready     int                     // of all that are registered
 	counters  counters
 	inFlight  []*inFlight
+	back      chan struct{} // closed when there is something to choose from again; nil if there is, or never was
 	version   uint64
 	updates   uint64
 }
@@ -66,6 +67,9 @@ type Set struct {
 	Endpoints []*Endpoint
 	// Registered counts all endpoints of the service, whatever their state.
 	Registered int
+	// Lost is since when there has been nothing to choose from; zero if there is, or never was. Back is closed when there is again.
+	Lost time.Time
+	Back <-chan struct{}
 
 	seats   []seat
 	seatsOf map[*Endpoint]int32 // how many each of Endpoints has
@@ -278,8 +282,30 @@ func (f *Fleet) rebuildLocked(now time.Time) {
 	}
 	set.ring = sync.OnceValue(func() *circle { return newRing(set) })
 	set.maglev = sync.OnceValue(func() *circle { return newMaglev(set) })
-	f.current.Store(set)
+	f.replaceLocked(now, set)
 }
+
+// replaceLocked puts a new Set into force, and tells those who wait for a replica if it has one again.
+func (f *Fleet) replaceLocked(now time.Time, set *Set) {
+	before := f.current.Load()
+	back := f.back
+	switch {
+	case len(set.Endpoints) > 0:
+		f.back = nil
+	case len(before.Endpoints) > 0:
+		f.back, set.Lost = make(chan struct{}), now
+	default:
+		set.Lost = before.Lost
+	}
+	set.Back = f.back
+	f.current.Store(set)
+	if back != nil && f.back == nil {
+		close(back)
+	}
+}
+
+// Empty reports whether there is nothing to choose from.
+func (f *Fleet) Empty() bool { return len(f.current.Load().Endpoints) == 0 }
 
 // endpointsLocked returns the endpoints that records describe, sorted by ID. They are in scope of the Set to come.
 func (f *Fleet) endpointsLocked(records []*registry.Endpoint) []*Endpoint {

@@ -100,6 +100,49 @@ func TestFleetFollowsTheRegistry(t *testing.T) {
 	}
 }
 
+// TestFleetSaysWhatIsLost expects a service to be lost from when it has no replica any more until it has one again.
+func TestFleetSaysWhatIsLost(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		f := NewFleet(Place{})
+		now, had, lost := start, false, time.Time{}
+		var back <-chan struct{}
+		for range rapid.IntRange(1, 20).Draw(t, "steps") {
+			now = now.Add(time.Second)
+			records := replicas(rapid.IntRange(0, 2).Draw(t, "replicas"))
+			has := false
+			for i := range records {
+				records[i].State = rapid.SampledFrom([]registry.State{registry.Ready, registry.Unhealthy, registry.Draining}).Draw(t, "state")
+				has = has || records[i].State == registry.Ready
+			}
+			f.Update(now, records, policy.Scope{})
+			switch {
+			case has:
+				lost = time.Time{}
+			case had:
+				lost = now
+			}
+			had = has
+			set := f.Set(now)
+			if f.Empty() == has || !set.Lost.Equal(lost) || (set.Back != nil) == lost.IsZero() {
+				t.Fatalf("has %t: empty %t, lost %v (back %v), want %v", has, f.Empty(), set.Lost, set.Back, lost)
+			}
+			if back != nil && isClosed(back) != has {
+				t.Fatalf("has %t: those who wait are told %t", has, isClosed(back))
+			}
+			back = set.Back
+		}
+	})
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
 // fail lets requests to a replica fail in a row.
 func fail(f *Fleet, now time.Time, e *Endpoint, n int) {
 	for range n {

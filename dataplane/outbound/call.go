@@ -31,7 +31,8 @@ type call struct {
 	status   int
 	failed   bool         // as the answer says
 	left     *fault.Error // why it has left the mesh, nil if it has not
-	awaits   int          // how often it has waited for a replica
+	mayWait  bool         // for a replica
+	waits    int          // how often it has
 
 	// Of the last try.
 
@@ -142,26 +143,39 @@ func isEndOf(rest []byte) bool { return len(rest) == 0 || rest[0] == '.' }
 
 // Waits reports whether the rule asks replicas before it places a request, or the request may have to wait for a replica.
 func (c *call) Waits() bool {
-	return c.service != nil && (c.left != nil || c.service.balancer.Load().Asks())
+	s := c.service
+	if s == nil {
+		return false
+	}
+	c.mayWait = c.tries > 0 || c.left != nil || s.fleet.Empty()
+	return c.mayWait || s.balancer.Load().Asks()
 }
 
 // Next picks a replica that was not tried yet. If there is none the call may leave the mesh; if nobody takes it there either,
-// it may be that another replica is just about to be known.
+// it may be that a replica is just about to come.
 func (c *call) Next(ctx context.Context, failed *fault.Error) (relay.Hop, *fault.Error) {
 	if c.left != nil {
 		if !failed.Reason.Unsent() {
 			return relay.Hop{}, failed
 		}
-		if no := c.await(ctx); no != nil {
+		if no := c.await(ctx, c.left); no != nil {
 			return relay.Hop{}, no
 		}
 		failed = nil
 	}
-	hop, no := c.within(ctx, failed)
-	if no != nil {
-		return c.outside(no)
+	for {
+		hop, no := c.within(ctx, failed)
+		if no == nil {
+			return hop, nil
+		}
+		if hop, ok := c.outside(no); ok {
+			return hop, nil
+		}
+		if no = c.await(ctx, no); no != nil {
+			return relay.Hop{}, no
+		}
+		failed = nil
 	}
-	return hop, nil
 }
 
 // within picks a replica that was not tried yet.
@@ -177,7 +191,7 @@ func (c *call) within(ctx context.Context, failed *fault.Error) (relay.Hop, *fau
 			return relay.Hop{}, no
 		}
 	}
-	if limit := c.deadline(); !limit.IsZero() && c.Waits() {
+	if limit := c.deadline(); !limit.IsZero() && c.service.balancer.Load().Asks() {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, limit)
 		defer cancel()
@@ -203,7 +217,7 @@ func (c *call) mayRetry(failed *fault.Error) *fault.Error {
 	switch {
 	case !failed.Reason.Unsent():
 		return failed
-	case c.tries == maxTries || !c.service.retry():
+	case c.tries == maxTries || c.waits > 0 || !c.service.retry(): // who has waited tries once each time
 		return fault.New(fault.RetriesExhausted, "no connection, and no retry left after try %d: %s", c.tries, failed.Detail)
 	}
 	return nil
@@ -291,6 +305,7 @@ func (c *call) Answered(h relay.Answer, now time.Time) ([]relay.Field, *fault.Er
 
 // answeredBy notes what a replica has answered.
 func (c *call) answeredBy(h relay.Answer) {
+	c.service.absence.end()
 	c.answered, c.status = true, h.Status()
 	c.failed = relay.Failed(c.status, h, c.read[:0])
 }

@@ -57,44 +57,19 @@ func (o *Outbound) newFront(at netip.AddrPort) *relay.Upstream {
 	})
 }
 
-// A replica that ends may do so before it is known everywhere that another has taken its place. Requests wait for that, five
-// times, 0.8 s in all.
-const (
-	mostAwaits = 5
-	firstAwait = 25 * time.Millisecond // each is twice as long as the one before
-)
-
-// await waits for a little, after which all may be tried again. It returns the fault if there is no use in that: the replicas
-// that were known didn't refuse the call, or do so for too long.
-func (c *call) await(ctx context.Context) *fault.Error {
-	if c.awaits == mostAwaits || c.awaits == 0 && c.left.Reason != fault.RetriesExhausted {
-		return c.left
-	}
-	timer := time.NewTimer(firstAwait << c.awaits)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return pickFault(ctx, c.service.name, errAllTried, c.left)
-	case <-timer.C:
-	}
-	c.awaits++
-	c.left, c.tries = nil, 0
-	return nil
-}
-
-// outside returns the way without the mesh, for a call that the mesh can't deliver and that no replica has seen.
-func (c *call) outside(why *fault.Error) (relay.Hop, *fault.Error) {
+// outside returns the way without the mesh, if there is one, for a call that the mesh can't deliver and that no replica has seen.
+func (c *call) outside(why *fault.Error) (relay.Hop, bool) {
 	switch why.Reason {
 	case fault.NoEndpoints, fault.NoneReady, fault.RetriesExhausted:
 	default:
-		return relay.Hop{}, why
+		return relay.Hop{}, false
 	}
 	f, ok := (*c.outbound.fronts.Load())[c.service.name]
 	if !ok {
-		return relay.Hop{}, why
+		return relay.Hop{}, false
 	}
 	c.service.leaves(time.Now(), c.outbound.cfg.Log)
 	c.left = why
 	c.service.metrics.outside.Inc()
-	return relay.Hop{To: f.to, Deadline: c.deadline(), Forwarded: c.service.policy.Load().Forwarded}, nil
+	return relay.Hop{To: f.to, Deadline: c.deadline(), Forwarded: c.service.policy.Load().Forwarded}, true
 }

@@ -19,6 +19,7 @@ type metrics struct {
 	retries         *prometheus.CounterVec
 	budgetExhausted *prometheus.CounterVec
 	outside         *prometheus.CounterVec
+	waits           *prometheus.CounterVec
 	refused         *prometheus.CounterVec
 }
 
@@ -31,6 +32,7 @@ type serviceMetrics struct {
 	retries         prometheus.Counter
 	budgetExhausted prometheus.Counter
 	outside         prometheus.Counter
+	waits           prometheus.Counter
 	answered        [6]atomic.Pointer[prometheus.Counter] // by class of status, those without a reason
 	requests        sync.Map                              // outcome -> prometheus.Counter
 
@@ -67,10 +69,11 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		budgetExhausted: counter("headroom_outbound_retry_budget_exhausted_total", "Retries that the retry budget did not allow.", "service"),
 		outside: counter("headroom_outbound_outside_total",
 			"Requests that the mesh had no replica for, sent to where Kubernetes has the service.", "service"),
+		waits:   counter("headroom_outbound_waits_total", "Requests that waited for a replica, since there was none.", "service"),
 		refused: counter("headroom_outbound_refused_total", "Requests that name no service of the mesh, by reason.", "reason"),
 	}
 	if r != nil {
-		r.MustRegister(m.requests, m.duration, m.picks, m.retries, m.budgetExhausted, m.outside, m.refused)
+		r.MustRegister(m.requests, m.duration, m.picks, m.retries, m.budgetExhausted, m.outside, m.waits, m.refused)
 	}
 	return m
 }
@@ -83,6 +86,7 @@ func (m *metrics) service(name registry.ServiceName) *serviceMetrics {
 		retries:         m.retries.WithLabelValues(string(name)),
 		budgetExhausted: m.budgetExhausted.WithLabelValues(string(name)),
 		outside:         m.outside.WithLabelValues(string(name)),
+		waits:           m.waits.WithLabelValues(string(name)),
 	}
 	for class := range s.picks {
 		s.picks[class] = m.picks.WithLabelValues(s.name, balancer.Class(class).String())
@@ -100,6 +104,7 @@ func (s *serviceMetrics) forget() {
 	s.all.retries.DeleteLabelValues(s.name)
 	s.all.budgetExhausted.DeleteLabelValues(s.name)
 	s.all.outside.DeleteLabelValues(s.name)
+	s.all.waits.DeleteLabelValues(s.name)
 	for class := range s.picks {
 		s.all.picks.DeleteLabelValues(s.name, balancer.Class(class).String())
 	}

@@ -19,7 +19,7 @@ var errAllTried = errors.New("all replicas were tried")
 func pickFault(ctx context.Context, name registry.ServiceName, err error, last *fault.Error) *fault.Error {
 	switch {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return fault.New(fault.Timeout, "the service's timeout ran out")
+		return timeoutFault()
 	case ctx.Err() != nil:
 		return fault.New(fault.Canceled, "the caller went away")
 	case errors.Is(err, errAllTried):
@@ -30,6 +30,8 @@ func pickFault(ctx context.Context, name registry.ServiceName, err error, last *
 		return fault.New(fault.NoneReady, "no endpoint of service %q is ready", name)
 	}
 }
+
+func timeoutFault() *fault.Error { return fault.New(fault.Timeout, "the service's timeout ran out") }
 
 // repicks is how often a rule is asked again when it picks a replica that was tried already.
 const repicks = 8

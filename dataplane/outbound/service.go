@@ -23,6 +23,7 @@ type service struct {
 	balancer atomic.Pointer[balancer.Balancer]
 	policy   atomic.Pointer[inForce]
 	metrics  *serviceMetrics
+	absence  absence
 
 	requests, errors, retries, probes, answers atomic.Uint64
 	lastUse                                    atomic.Int64 // Unix nanoseconds
@@ -79,7 +80,7 @@ func protocolOf(replicas []registry.Endpoint) relay.Protocol {
 
 // balancingDiffers compares what a balancer goes by: all but what bounds requests, how they are passed on, and what the fleet itself takes in.
 func balancingDiffers(a, b policy.Policy) bool {
-	a.Timeout, a.RetryBudget, a.Scope = b.Timeout, b.RetryBudget, b.Scope
+	a.Timeout, a.RetryBudget, a.WaitForReady, a.Scope = b.Timeout, b.RetryBudget, b.WaitForReady, b.Scope
 	a.Forwarded, a.ProxyProtocol, a.DetectTimeout = b.Forwarded, b.ProxyProtocol, b.DetectTimeout
 	a.CaptureReal, a.CaptureInbound = b.CaptureReal, b.CaptureInbound
 	return a != b

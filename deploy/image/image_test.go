@@ -192,6 +192,16 @@ func TestSBOM(t *testing.T) {
 	}
 }
 
+func TestNamesInSBOM(t *testing.T) {
+	if got := reference("program-my_agent+2"); got != "SPDXRef-program-my-agent-2" {
+		t.Errorf("got %s", got)
+	}
+	p, err := json.Marshal(pkg("a", "example.com/a", "v2.5.0+incompatible"))
+	if want := `"pkg:golang/example.com/a@v2.5.0%2Bincompatible"`; err != nil || !bytes.Contains(p, []byte(want)) {
+		t.Errorf("got %s, %v, want %s in it", p, err, want)
+	}
+}
+
 func TestWrongUse(t *testing.T) {
 	for want, o := range map[string]options{
 		`-name "localhost:5000/a": want NAME:TAG`:   {name: "localhost:5000/a", platforms: []string{"linux/arm64"}},

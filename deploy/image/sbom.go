@@ -5,6 +5,7 @@ import (
 	"debug/buildinfo"
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"path"
 	"runtime/debug"
 	"strings"
@@ -15,7 +16,7 @@ func sbom(platform string, files []file, infos []*buildinfo.BuildInfo) ([]byte, 
 	var packages, relations []any
 	known := map[string]bool{}
 	add := func(m *debug.Module, version string) string {
-		id := "SPDXRef-" + strings.NewReplacer("/", "-", "_", "-", "~", "-", "+", "-").Replace(m.Path+"-"+version)
+		id := reference(m.Path + "-" + version)
 		if !known[id] {
 			known[id] = true
 			packages = append(packages, pkg(id, m.Path, version))
@@ -26,7 +27,7 @@ func sbom(platform string, files []file, infos []*buildinfo.BuildInfo) ([]byte, 
 		relations = append(relations, map[string]string{"spdxElementId": from, "relationshipType": kind, "relatedSpdxElement": to})
 	}
 	for i, f := range files {
-		program := "SPDXRef-program-" + path.Base(f.path)
+		program := reference("program-" + path.Base(f.path))
 		packages = append(packages, map[string]any{
 			"SPDXID": program, "name": path.Base(f.path), "versionInfo": infos[i].Main.Version,
 			"downloadLocation": "NOASSERTION", "filesAnalyzed": false, "primaryPackagePurpose": "APPLICATION",
@@ -50,11 +51,16 @@ func sbom(platform string, files []file, infos []*buildinfo.BuildInfo) ([]byte, 
 	return append(text, '\n'), err
 }
 
+// reference is how a document refers to a package: in letters, digits, points and lines.
+func reference(name string) string {
+	return "SPDXRef-" + strings.NewReplacer("/", "-", "_", "-", "~", "-", "+", "-").Replace(name)
+}
+
 func pkg(id, name, version string) map[string]any {
 	return map[string]any{
 		"SPDXID": id, "name": name, "versionInfo": version, "downloadLocation": "NOASSERTION", "filesAnalyzed": false,
 		"externalRefs": []any{map[string]string{
-			"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": fmt.Sprintf("pkg:golang/%s@%s", name, version),
+			"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": "pkg:golang/" + name + "@" + url.QueryEscape(version),
 		}},
 	}
 }

@@ -194,6 +194,10 @@ type ServicePolicySpec struct {
 	// Time allowed for a whole request, from its arrival to the last byte of the response, retries included:
 	// 1ms to 24h, or "0s", which means no limit. Default 0s. Of other connections over TCP, it is the time to connect.
 	Timeout string `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// How long requests wait for a replica after a service has lost its last, before they fail: 1ms to 5m, or "0s", not at all.
+	// The time counts from the loss, or from when all replicas began to refuse connections; after it, requests fail at once until
+	// one is back. Of each service an agent lets 1,000 wait at most. Default 10s: what a restart takes, or a move to another node.
+	WaitForReady string `protobuf:"bytes,20,opt,name=wait_for_ready,json=waitForReady,proto3" json:"wait_for_ready,omitempty"`
 	// How replicas learn where a request comes from: "none" (what callers say is passed on as it is), "x_forwarded_for"
 	// (X-Forwarded-For, and -Proto and -Host where callers did not say), or "forwarded" (RFC 7239). With either of these
 	// they also learn who calls, in X-Forwarded-Client-Cert, if agents have certificates. Default none.
@@ -334,6 +338,13 @@ func (x *ServicePolicySpec) GetScope() *ScopeSpec {
 func (x *ServicePolicySpec) GetTimeout() string {
 	if x != nil {
 		return x.Timeout
+	}
+	return ""
+}
+
+func (x *ServicePolicySpec) GetWaitForReady() string {
+	if x != nil {
+		return x.WaitForReady
 	}
 	return ""
 }
@@ -1199,7 +1210,7 @@ const file_mesh_v1_policy_proto_rawDesc = "" +
 	"apiVersion\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x126\n" +
 	"\bmetadata\x18\x03 \x01(\v2\x1a.headroom.mesh.v1.MetadataR\bmetadata\x127\n" +
-	"\x04spec\x18\x04 \x01(\v2#.headroom.mesh.v1.ServicePolicySpecR\x04spec\"\x9b\b\n" +
+	"\x04spec\x18\x04 \x01(\v2#.headroom.mesh.v1.ServicePolicySpecR\x04spec\"\xc1\b\n" +
 	"\x11ServicePolicySpec\x12\x1a\n" +
 	"\bbalancer\x18\x01 \x01(\tR\bbalancer\x127\n" +
 	"\aprequal\x18\x02 \x01(\v2\x1d.headroom.mesh.v1.PrequalSpecR\aprequal\x12D\n" +
@@ -1214,7 +1225,8 @@ const file_mesh_v1_policy_proto_rawDesc = "" +
 	"\flate_binding\x18\f \x01(\v2!.headroom.mesh.v1.LateBindingSpecR\vlateBinding\x12\x19\n" +
 	"\x05slots\x18\r \x01(\rH\x00R\x05slots\x88\x01\x01\x121\n" +
 	"\x05scope\x18\x0e \x01(\v2\x1b.headroom.mesh.v1.ScopeSpecR\x05scope\x12\x18\n" +
-	"\atimeout\x18\x03 \x01(\tR\atimeout\x12\x1c\n" +
+	"\atimeout\x18\x03 \x01(\tR\atimeout\x12$\n" +
+	"\x0ewait_for_ready\x18\x14 \x01(\tR\fwaitForReady\x12\x1c\n" +
 	"\tforwarded\x18\x0f \x01(\tR\tforwarded\x12*\n" +
 	"\x0eproxy_protocol\x18\x10 \x01(\bH\x01R\rproxyProtocol\x88\x01\x01\x12%\n" +
 	"\x0edetect_timeout\x18\x11 \x01(\tR\rdetectTimeout\x12&\n" +

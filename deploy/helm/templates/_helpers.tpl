@@ -16,7 +16,7 @@
 {{/* Selectors can't be changed: these labels are the same in all versions. */}}
 {{- define "headroom.selector" -}}
 app.kubernetes.io/name: headroom
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "headroom.labels" -}}
@@ -37,18 +37,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
+{{- end }}
+
+{{- define "headroom.nodes" -}}
+{{ merge (dict) (. | default dict) (dict "kubernetes.io/os" "linux") | toYaml }}
 {{- end }}
 
 {{- define "headroom.ownEtcd" -}}
 {{- if not .Values.etcd.endpoints }}true{{ end }}
 {{- end }}
 
+{{/* Pods of a StatefulSet have a label of its name and a hash: with a longer name, none can be made. */}}
+{{- define "headroom.etcd" -}}
+{{ printf "%s-etcd" (include "headroom.fullname" . | trunc 47 | trimSuffix "-") }}
+{{- end }}
+
 {{/* The members of this chart's etcd have names that each of them and all agents can resolve. */}}
 {{- define "headroom.etcdNames" -}}
-{{- $service := printf "%s-etcd" (include "headroom.fullname" .) -}}
+{{- $service := include "headroom.etcd" . -}}
 {{- $names := list -}}
 {{- range $i := until (int .Values.etcd.replicas) -}}
 {{- $names = append $names (printf "%s-%d.%s.%s.svc" $service $i $service $.Release.Namespace) -}}
@@ -67,5 +76,5 @@ imagePullSecrets:
 {{- end }}
 
 {{- define "headroom.etcdClientSecret" -}}
-{{- if include "headroom.ownEtcd" . }}{{ include "headroom.fullname" . }}-etcd-client{{ else }}{{ .Values.etcd.tlsSecret }}{{ end }}
+{{- if .Values.etcd.tlsSecret }}{{ .Values.etcd.tlsSecret }}{{ else if include "headroom.ownEtcd" . }}{{ include "headroom.etcd" . }}-client{{ end }}
 {{- end }}

@@ -81,7 +81,8 @@ func ways() map[string]*http.Transport {
 func send(ctx context.Context, rate int, urls []string) {
 	var all sync.WaitGroup
 	out := json.NewEncoder(os.Stdout)
-	report := &reporter{out: out, series: map[string]*counts{}}
+	name, _ := os.Hostname()
+	report := &reporter{out: out, name: name, series: map[string]*counts{}}
 	for _, url := range urls {
 		for way, transport := range ways() {
 			all.Go(func() { sendTo(ctx, rate, way, url, transport, report) })
@@ -131,6 +132,7 @@ func once(client http.Client, url string) error {
 // Line is what send prints, as JSON.
 type Line struct {
 	Time   time.Time // when the request, or the second, began
+	From   string    // the sender
 	Series string    // URL and way
 	OK     int       `json:",omitempty"`
 	Failed int       `json:",omitempty"`
@@ -144,6 +146,7 @@ type counts struct {
 }
 
 type reporter struct {
+	name   string
 	mu     sync.Mutex
 	out    *json.Encoder      // guarded by mu
 	series map[string]*counts // guarded by mu
@@ -190,6 +193,7 @@ func (r *reporter) sum(began time.Time) {
 }
 
 func (r *reporter) print(l Line) {
+	l.From = r.name
 	if err := r.out.Encode(l); err != nil {
 		fail(err)
 	}
