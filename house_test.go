@@ -60,7 +60,7 @@ const imports = `
 	agent/capture, agent/names                        < cmd/meshctl
 	dataplane/identity/ca                             < agent, cmd/meshctl
 	agent, registry/registrytest, dataplane/memnet    < agent/meshtest
-	NONE                                              < agent/conformance
+	NONE                                              < agent/conformance, agent/nettest
 
 	agent                                             < cmd/agent
 	api/mesh/v1, policy/document, policy/localservice < cmd/meshctl
@@ -77,7 +77,7 @@ const imports = `
 
 // forTests returns the packages that only tests may import.
 func forTests() []string {
-	return []string{"registry/registrytest", "dataplane/memnet", "agent/meshtest"}
+	return []string{"registry/registrytest", "dataplane/memnet", "agent/meshtest", "agent/nettest"}
 }
 
 // exclusive names modules that only some packages may import.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -21,7 +22,7 @@ const metricsPage = "../docs/reference/metrics.md"
 
 func TestMetricsReference(t *testing.T) {
 	a := newTestAgent(t)
-	want := metricsReference(a.metrics)
+	want := metricsReference(t, a.metrics)
 	if *rewrite {
 		if err := os.WriteFile(metricsPage, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -63,14 +64,17 @@ func newTestAgent(t *testing.T) *Agent {
 }
 
 // metricsReference describes the agent's own metrics as a page.
-func metricsReference(r *prometheus.Registry) string {
-	descriptions := make(chan *prometheus.Desc)
-	go func() { r.Describe(descriptions); close(descriptions) }()
+func metricsReference(t *testing.T, r *prometheus.Registry) string {
 	form := regexp.MustCompile(`fqName: "(\w+)", help: "(.*)", unit: ".*", constLabels: \{.*\}, variableLabels: \{(.*)\}\}`)
+	kinds := gatheredKinds(t, r)
 	var rows []string
-	for d := range descriptions {
+	for _, d := range descriptions(r) {
 		if m := form.FindStringSubmatch(d.String()); m != nil && strings.HasPrefix(m[1], "headroom_") {
-			rows = append(rows, fmt.Sprintf("| `%s` | %s | %s | %s |\n", m[1], kind(m[1]), strings.ReplaceAll(m[3], ",", ", "), m[2]))
+			kind, found := kinds[m[1]]
+			if !found {
+				kind = vectorKind(t, r, d)
+			}
+			rows = append(rows, fmt.Sprintf("| `%s` | %s | %s | %s |\n", m[1], kind, strings.ReplaceAll(m[3], ",", ", "), m[2]))
 		}
 	}
 	slices.Sort(rows)
@@ -78,15 +82,51 @@ func metricsReference(r *prometheus.Registry) string {
 		"| metric | type | labels | meaning |\n|---|---|---|---|\n" + strings.Join(rows, "")
 }
 
-// kind tells the type by the name, which promlint holds to the conventions.
-func kind(name string) string {
-	switch {
-	case strings.HasSuffix(name, "_total"):
+// descriptions are those of all metrics. The registry is free when they are returned, to be asked for more.
+func descriptions(r *prometheus.Registry) (all []*prometheus.Desc) {
+	c := make(chan *prometheus.Desc)
+	go func() { r.Describe(c); close(c) }()
+	for d := range c {
+		all = append(all, d)
+	}
+	return all
+}
+
+// gatheredKinds are the types of the metrics that have series already.
+func gatheredKinds(t *testing.T, r prometheus.Gatherer) map[string]string {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[string]string{}
+	for _, f := range families {
+		kinds[f.GetName()] = strings.ToLower(f.GetType().String())
+	}
+	return kinds
+}
+
+// vectorKind is the type of the metrics of a vector, which need not have any yet.
+func vectorKind(t *testing.T, r prometheus.Registerer, d *prometheus.Desc) string {
+	t.Helper()
+	taken, ok := errors.AsType[prometheus.AlreadyRegisteredError](r.Register(claim{d}))
+	if !ok {
+		t.Fatalf("what is registered for %s is not one vector", d)
+	}
+	switch taken.ExistingCollector.(type) {
+	case *prometheus.CounterVec:
 		return "counter"
-	case strings.HasSuffix(name, "_expiry_seconds"), strings.HasSuffix(name, "_timestamp_seconds"):
+	case *prometheus.GaugeVec:
 		return "gauge"
-	case strings.HasSuffix(name, "_seconds"):
+	case *prometheus.HistogramVec:
 		return "histogram"
 	}
-	return "gauge"
+	t.Fatalf("%s has no series, and is a %T, whose type is not known", d, taken.ExistingCollector)
+	return ""
 }
+
+// claim is a collector that only claims a description, so that the registry tells which one has it.
+type claim struct{ *prometheus.Desc }
+
+func (c claim) Describe(to chan<- *prometheus.Desc) { to <- c.Desc }
+func (claim) Collect(chan<- prometheus.Metric)      {}

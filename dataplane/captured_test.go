@@ -52,7 +52,8 @@ func TestFronts(t *testing.T) {
 func TestOutside(t *testing.T) {
 	outside := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.Copy(w, r.Body) }))
 	defer outside.Close()
-	m := newMesh(t, "a", "b")
+	var log syncBuffer
+	m := meshConfig{log: &log}.newMesh(t, "a", "b")
 	n := m.nodes["a"]
 	m.setPolicy("cart.shop", noRetries)
 	ask := func() (*http.Response, string) {
@@ -82,6 +83,9 @@ func TestOutside(t *testing.T) {
 	m.serve("cart.shop", "b", name("inside"))
 	if _, body := ask(); body != "inside" {
 		t.Errorf("with a replica in the mesh: answered by %q", body)
+	}
+	if said := strings.Count(log.String(), "requests leave the mesh"); said != 1 {
+		t.Errorf("it is logged %d times that requests leave the mesh, want once:\n%s", said, log.String())
 	}
 	m.quiet()
 }

@@ -59,6 +59,7 @@ type node struct {
 type meshConfig struct {
 	drain  time.Duration
 	access *slog.Logger
+	log    io.Writer // gets all other logs
 	zones  map[registry.NodeName]string
 	ports  []registry.ServiceName // that have ports of their own at each agent
 }
@@ -79,9 +80,13 @@ func (cfg meshConfig) newMesh(t testing.TB, names ...registry.NodeName) *mesh {
 func (m *mesh) start(name registry.NodeName, cfg meshConfig, at string) *node {
 	t := m.t
 	n := &node{name: name, metrics: prometheus.NewRegistry()}
+	var log io.Writer = panics{t}
+	if cfg.log != nil {
+		log = io.MultiWriter(log, cfg.log)
+	}
 	var err error
 	n.Dataplane, err = dataplane.New(dataplane.Config{
-		Node: name, Zone: cfg.zones[name], Transport: &testTransport{node: n}, DrainTimeout: cfg.drain, AccessLog: cfg.access, Log: slog.New(slog.NewTextHandler(panics{t}, &slog.HandlerOptions{Level: slog.LevelDebug})), Metrics: n.metrics,
+		Node: name, Zone: cfg.zones[name], Transport: &testTransport{node: n}, DrainTimeout: cfg.drain, AccessLog: cfg.access, Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), Metrics: n.metrics,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/headroom-mesh/headroom/agent/capture"
+	"github.com/headroom-mesh/headroom/agent/nettest"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,24 +30,41 @@ type node struct {
 // The addresses of node and pod are 10.9.0.1 and .2, fd09::1 and ::2.
 func newNode(t *testing.T) *node {
 	n := &node{space: newSpace(t), pod: newSpace(t)}
-	n.run("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "eth0", "netns", n.pod.path)
+	n.Run("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "eth0", "netns", n.pod.Path)
 	for i, s := range []*space{n.space, n.pod} {
 		link := []string{"veth0", "eth0"}[i]
-		s.run("ip", "link", "set", link, "addrgenmode", "none") // a link-local address would come later
+		s.Run("ip", "link", "set", link, "addrgenmode", "none") // a link-local address would come later
 	}
 	for i, s := range []*space{n.space, n.pod} {
 		link := []string{"veth0", "eth0"}[i]
-		s.run("ip", "link", "set", link, "up")
-		s.run("ip", "addr", "add", fmt.Sprintf("10.9.0.%d/24", i+1), "dev", link)
-		s.run("ip", "addr", "add", fmt.Sprintf("fd09::%d/64", i+1), "dev", link, "nodad")
+		s.Run("ip", "link", "set", link, "up")
+		s.Run("ip", "addr", "add", fmt.Sprintf("10.9.0.%d/24", i+1), "dev", link)
+		s.Run("ip", "addr", "add", fmt.Sprintf("fd09::%d/64", i+1), "dev", link, "nodad")
 	}
 	for i, s := range []*space{n.space, n.pod} {
 		other := 2 - i
-		s.run("ip", "route", "add", "default", "via", fmt.Sprintf("10.9.0.%d", other))
-		s.run("ip", "route", "add", "default", "via", fmt.Sprintf("fd09::%d", other))
+		s.Run("ip", "route", "add", "default", "via", fmt.Sprintf("10.9.0.%d", other))
+		s.Run("ip", "route", "add", "default", "via", fmt.Sprintf("fd09::%d", other))
+	}
+	for _, s := range []*space{n.space, n.pod} {
+		s.settle()
 	}
 	n.port = n.agent()
 	return n
+}
+
+// settle waits for what the kernel does by and by when a link is up: its routes of IPv6.
+func (s *space) settle() {
+	s.T.Helper()
+	const patience = 10 * time.Second
+	routes := ""
+	for began := time.Now(); time.Since(began) < patience; {
+		routes = s.Run("ip", "-6", "route", "show", "table", "all")
+		if strings.Contains(routes, "local fd09::") && !strings.Contains(routes, "linkdown") {
+			return
+		}
+	}
+	s.T.Fatalf("after %v the link is not up:\n%s", patience, routes)
 }
 
 func (n *node) config() capture.Config {
@@ -54,7 +72,7 @@ func (n *node) config() capture.Config {
 		Port:  n.port,
 		IPv4:  netip.MustParsePrefix("198.18.0.0/15"),
 		IPv6:  netip.MustParsePrefix("fd68:6472::/96"),
-		Netns: n.path,
+		Netns: n.Path,
 	}
 }
 
@@ -82,19 +100,19 @@ func TestRedirect(t *testing.T) {
 	}
 	captured := append(named, "198.18.0.1:80", "198.19.255.255:65535", "[fd68:6472::1]:80", "[fd68:6472::ffff:ffff]:1")
 	for _, to := range append(captured, fmt.Sprintf("198.18.0.1:%d", n.port)) {
-		wantOutcome(t, "node to "+to, n.dial(to), "captured "+to)
+		wantOutcome(t, "node to "+to, n.Dial(to), "captured "+to)
 	}
 	for _, to := range []string{"198.18.0.1:80", "[fd68:6472::1]:80", "10.77.0.7:80", "[fd77::7]:80"} {
-		wantOutcome(t, "pod to "+to, n.pod.dial(to), "captured "+to)
+		wantOutcome(t, "pod to "+to, n.pod.Dial(to), "captured "+to)
 	}
 	for _, to := range []string{"10.9.0.2:8080", "[fd09::2]:8080"} {
-		wantOutcome(t, "node to "+to, n.dial(to), "the pod itself")
+		wantOutcome(t, "node to "+to, n.Dial(to), "the pod itself")
 	}
 	for _, to := range []string{"127.0.0.1:8080", "[::1]:8080", "10.9.0.1:8080"} {
-		wantOutcome(t, "node to "+to, n.dial(to), "the node itself")
+		wantOutcome(t, "node to "+to, n.Dial(to), "the node itself")
 	}
 	for _, to := range []string{"10.9.0.1:8080", "[fd09::1]:8080"} {
-		wantOutcome(t, "pod to "+to, n.pod.dial(to), "the node itself")
+		wantOutcome(t, "pod to "+to, n.pod.Dial(to), "the node itself")
 	}
 }
 
@@ -102,19 +120,19 @@ func TestRedirect(t *testing.T) {
 // an address but a link-local one, as many networks of pods have them.
 func TestListen(t *testing.T) {
 	n := newNode(t)
-	n.run("ip", "addr", "flush", "dev", "veth0")
+	n.Run("ip", "addr", "flush", "dev", "veth0")
 	for _, addr := range []string{"10.9.0.1/32", "fd09::1/128"} {
-		n.run("ip", "addr", "add", addr, "dev", "lo")
+		n.Run("ip", "addr", "add", addr, "dev", "lo")
 	}
 	for _, pod := range []string{"10.9.0.2/32", "fd09::2/128"} {
-		n.run("ip", "route", "add", pod, "dev", "veth0")
+		n.Run("ip", "route", "add", pod, "dev", "veth0")
 	}
-	n.run("ip", "route", "replace", "default", "dev", "veth0")
-	n.run("ip", "route", "replace", "default", "via", "fd09::2", "dev", "veth0")
-	n.run("ip", "addr", "add", "fe80::1/64", "dev", "veth0", "nodad")
-	n.pod.run("ip", "addr", "add", "fe80::2/64", "dev", "eth0", "nodad")
-	n.pod.run("ip", "route", "replace", "default", "via", "fe80::1", "dev", "eth0")
-	n.pod.run("ip", "route", "add", "fd09::1", "via", "fe80::1", "dev", "eth0")
+	n.Run("ip", "route", "replace", "default", "dev", "veth0")
+	n.Run("ip", "route", "replace", "default", "via", "fd09::2", "dev", "veth0")
+	n.Run("ip", "addr", "add", "fe80::1/64", "dev", "veth0", "nodad")
+	n.pod.Run("ip", "addr", "add", "fe80::2/64", "dev", "eth0", "nodad")
+	n.pod.Run("ip", "route", "replace", "default", "via", "fe80::1", "dev", "eth0")
+	n.pod.Run("ip", "route", "add", "fd09::1", "via", "fe80::1", "dev", "eth0")
 	cfg := n.config()
 	cfg.Port = n.freePort()
 	c, err := capture.New(cfg)
@@ -126,19 +144,19 @@ func TestListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range listeners {
-		serve(t, l, original)
+		nettest.Serve(t, l, original)
 	}
 	if err := c.SetReal([]netip.AddrPort{netip.MustParseAddrPort("10.77.0.7:80"), netip.MustParseAddrPort("[fd77::7]:80")}); err != nil {
 		t.Fatal(err)
 	}
 	run(t, c)
 	for _, to := range []string{"198.18.0.1:80", "[fd68:6472::1]:80", "10.77.0.7:80", "[fd77::7]:80"} {
-		wantOutcome(t, "node to "+to, n.dial(to), "captured "+to)
-		wantOutcome(t, "pod to "+to, n.pod.dial(to), "captured "+to)
+		wantOutcome(t, "node to "+to, n.Dial(to), "captured "+to)
+		wantOutcome(t, "pod to "+to, n.pod.Dial(to), "captured "+to)
 	}
 	for _, to := range []string{"10.9.0.1", "fd09::1"} {
 		to := netip.AddrPortFrom(netip.MustParseAddr(to), cfg.Port).String()
-		wantOutcome(t, "pod to the agent's port at "+to, n.pod.dial(to), refused)
+		wantOutcome(t, "pod to the agent's port at "+to, n.pod.Dial(to), nettest.Refused)
 	}
 }
 
@@ -160,7 +178,7 @@ func TestOneSourcePort(t *testing.T) {
 	var conns []net.Conn
 	for _, to := range to {
 		var c net.Conn
-		if err := n.do(func() (err error) {
+		if err := n.Do(func() (err error) {
 			c, err = d.Dial("tcp", to)
 			return err
 		}); err != nil {
@@ -173,7 +191,7 @@ func TestOneSourcePort(t *testing.T) {
 	for i, c := range conns {
 		c.SetDeadline(time.Now().Add(3 * time.Second))
 		said, err := io.ReadAll(c)
-		wantOutcome(t, to[i], outcome(string(said), err), "captured "+to[i])
+		wantOutcome(t, to[i], nettest.Outcome(string(said), err), "captured "+to[i])
 	}
 }
 
@@ -185,7 +203,7 @@ func TestAgentsOwnAddress(t *testing.T) {
 	if err := c.SetReal([]netip.AddrPort{netip.MustParseAddrPort(to)}); err != nil {
 		t.Fatal(err)
 	}
-	wantOutcome(t, "node to "+to, n.dial(to), "captured "+to) // which is where it is
+	wantOutcome(t, "node to "+to, n.Dial(to), "captured "+to) // which is where it is
 	st, err := c.Status()
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +219,7 @@ func TestAgentsOwnAddress(t *testing.T) {
 // until connections were captured.
 func TestEstablished(t *testing.T) {
 	n := newNode(t)
-	l, err := capture.ListenIn(n.pod.path, ":8080")
+	l, err := capture.ListenIn(n.pod.Path, ":8080")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +252,7 @@ func TestEstablished(t *testing.T) {
 		if _, err := io.ReadFull(far[i], make([]byte, 1)); err != nil {
 			t.Errorf("%v: %v", addrs[i], err)
 		}
-		wantOutcome(t, "a new one", n.dial(addrs[i].String()), "captured "+addrs[i].String())
+		wantOutcome(t, "a new one", n.Dial(addrs[i].String()), "captured "+addrs[i].String())
 	}
 }
 
@@ -244,7 +262,7 @@ func TestOtherTraffic(t *testing.T) {
 	start(t, n.config())
 	for _, s := range []*space{n.space, n.pod} {
 		for _, to := range []string{"198.18.0.1:80", "[fd68:6472::1]:80"} {
-			err := s.do(func() error {
+			err := s.Do(func() error {
 				c, err := net.Dial("udp", to)
 				if err != nil {
 					return err
@@ -274,54 +292,54 @@ func TestExempt(t *testing.T) {
 	cfg.ExemptCgroups = []string{group.path}
 	start(t, cfg)
 	const to = "198.18.0.1:80"
-	wantOutcome(t, "nobody exempt", n.dial(to), "captured "+to)
-	wantOutcome(t, "an exempt port", n.dial("198.18.0.1:2222"), refused)
-	wantOutcome(t, "an exempt port, from a pod", n.pod.dial("198.18.0.1:22"), refused)
+	wantOutcome(t, "nobody exempt", n.Dial(to), "captured "+to)
+	wantOutcome(t, "an exempt port", n.Dial("198.18.0.1:2222"), nettest.Refused)
+	wantOutcome(t, "an exempt port, from a pod", n.pod.Dial("198.18.0.1:22"), nettest.Refused)
 	wantOutcome(t, "the agent's mark", n.dialAs(to, func(fd int) error {
 		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, capture.DefaultMark)
-	}, 0), refused)
+	}, 0), nettest.Refused)
 	wantOutcome(t, "another mark", n.dialAs(to, func(fd int) error {
 		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, capture.DefaultMark+1)
 	}, 0), "captured "+to)
-	wantOutcome(t, "an exempt user", n.dialAs(to, nil, 4242), refused)
+	wantOutcome(t, "an exempt user", n.dialAs(to, nil, 4242), nettest.Refused)
 	wantOutcome(t, "another user", n.dialAs(to, nil, 4244), "captured "+to)
-	wantOutcome(t, "an exempt control group", n.dialFrom(group.folder, to), refused)
+	wantOutcome(t, "an exempt control group", n.dialFrom(group.folder, to), nettest.Refused)
 	wantOutcome(t, "no control group", n.dialFrom(filepath.Dir(group.folder), to), "captured "+to)
 }
 
 // dialAs dials as another user.
 func (s *space) dialAs(to string, prepare func(fd int) error, uid uintptr) string {
 	var said string
-	err := s.do(func() (err error) {
+	err := s.Do(func() (err error) {
 		if uid != 0 { // of this thread only, unlike by syscall.Setresuid
 			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
 				return errno
 			}
 		}
-		said, err = dial(to, prepare)
+		said, err = nettest.Dial(to, prepare)
 		return err
 	})
-	return outcome(said, err)
+	return nettest.Outcome(said, err)
 }
 
 // dialFrom dials from another process, in a control group.
 func (s *space) dialFrom(folder, to string) string {
-	s.t.Helper()
+	s.T.Helper()
 	group, err := os.Open(folder)
 	if err != nil {
-		s.t.Fatal(err)
+		s.T.Fatal(err)
 	}
 	defer group.Close()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), application+"="+to)
 	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd())}
 	var out []byte
-	err = s.do(func() (err error) {
+	err = s.Do(func() (err error) {
 		out, err = cmd.CombinedOutput()
 		return err
 	})
 	if err != nil {
-		s.t.Fatalf("%v: %s", err, out)
+		s.T.Fatalf("%v: %s", err, out)
 	}
 	return string(out)
 }
@@ -358,16 +376,16 @@ func TestDNS(t *testing.T) {
 	_, stop := start(t, cfg)
 	for _, to := range []string{"10.9.0.2:53", "[fd09::2]:53", "127.0.0.53:53"} {
 		wantOutcome(t, "UDP from the node to "+to, n.query(to), "an answer")
-		wantOutcome(t, "TCP from the node to "+to, n.dial(to), "captured "+to)
+		wantOutcome(t, "TCP from the node to "+to, n.Dial(to), "captured "+to)
 	}
-	if got := n.pod.dial("10.9.0.1:53"); got != refused {
+	if got := n.pod.Dial("10.9.0.1:53"); got != nettest.Refused {
 		t.Errorf("a query of a pod: %q", got)
 	}
 	stop()
 	cfg.RedirectPodDNS = true
 	start(t, cfg)
 	wantOutcome(t, "UDP from a pod", n.pod.query("10.9.0.1:53"), "an answer")
-	wantOutcome(t, "TCP from a pod", n.pod.dial("10.9.0.1:53"), "captured 10.9.0.1:53")
+	wantOutcome(t, "TCP from a pod", n.pod.Dial("10.9.0.1:53"), "captured 10.9.0.1:53")
 }
 
 // TestDNSOfLastingSockets expects the queries of a program that keeps its socket to be redirected as soon as capture begins.
@@ -379,20 +397,20 @@ func TestDNSOfLastingSockets(t *testing.T) {
 	for _, to := range []string{"10.9.0.2:53", "[fd09::2]:53"} {
 		n.pod.answer(netip.MustParseAddrPort(to), "no agent")
 		var c net.Conn
-		if err := n.do(func() (err error) { c, err = net.Dial("udp", to); return err }); err != nil {
+		if err := n.Do(func() (err error) { c, err = net.Dial("udp", to); return err }); err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		wantOutcome(t, "before", outcome(ask(c)), "no agent")
+		wantOutcome(t, "before", nettest.Outcome(ask(c)), "no agent")
 		_, stop := start(t, cfg)
-		wantOutcome(t, "while it captures", outcome(ask(c)), "an answer")
+		wantOutcome(t, "while it captures", nettest.Outcome(ask(c)), "an answer")
 		stop()
 	}
 }
 
 // dns answers everything over UDP at the agent's port.
 func (n *node) dns() uint16 {
-	n.t.Helper()
+	n.T.Helper()
 	for _, addr := range []string{"127.0.0.1", "10.9.0.1", "::1"} {
 		n.answer(netip.AddrPortFrom(netip.MustParseAddr(addr), n.port), "an answer")
 	}
@@ -401,16 +419,16 @@ func (n *node) dns() uint16 {
 
 // answer answers everything that comes to an address by UDP.
 func (s *space) answer(at netip.AddrPort, with string) {
-	s.t.Helper()
+	s.T.Helper()
 	var c net.PacketConn
-	err := s.do(func() (err error) {
+	err := s.Do(func() (err error) {
 		c, err = net.ListenPacket("udp", at.String())
 		return err
 	})
 	if err != nil {
-		s.t.Fatal(err)
+		s.T.Fatal(err)
 	}
-	s.t.Cleanup(func() { c.Close() })
+	s.T.Cleanup(func() { c.Close() })
 	go func() {
 		b := make([]byte, 100)
 		for {
@@ -426,7 +444,7 @@ func (s *space) answer(at netip.AddrPort, with string) {
 // query sends something by UDP, and returns the answer.
 func (s *space) query(to string) string {
 	var said string
-	err := s.do(func() error {
+	err := s.Do(func() error {
 		c, err := net.Dial("udp", to)
 		if err != nil {
 			return err
@@ -435,7 +453,7 @@ func (s *space) query(to string) string {
 		said, err = ask(c)
 		return err
 	})
-	return outcome(said, err)
+	return nettest.Outcome(said, err)
 }
 
 // ask sends something, and returns the answer.
@@ -456,23 +474,23 @@ func TestKilled(t *testing.T) {
 	n.pod.listen(":80", constant("the pod itself"))
 	kill := n.startProcess(n.config())
 	for _, to := range []string{"198.18.0.1:80", "[fd68:6472::1]:80"} {
-		wantOutcome(t, "before, "+to, n.dial(to), "captured "+to)
+		wantOutcome(t, "before, "+to, n.Dial(to), "captured "+to)
 	}
 	kill()
 	killed := time.Now()
 	for _, to := range []string{"198.18.0.1:80", "[fd68:6472::1]:80"} {
-		wantOutcome(t, "the node to "+to, n.dial(to), refused)
-		wantOutcome(t, "the pod to "+to, n.pod.dial(to), refused)
+		wantOutcome(t, "the node to "+to, n.Dial(to), nettest.Refused)
+		wantOutcome(t, "the pod to "+to, n.pod.Dial(to), nettest.Refused)
 	}
 	if took := time.Since(killed); took > time.Second {
 		t.Errorf("it took %v", took)
 	}
-	wantOutcome(t, "a real address", n.dial("10.9.0.2:80"), "the pod itself")
+	wantOutcome(t, "a real address", n.Dial("10.9.0.2:80"), "the pod itself")
 
 	cfg := n.config()
 	cfg.IPv4 = netip.MustParsePrefix("198.18.0.0/16") // another one than its predecessor's
 	_, stop := start(t, cfg)
-	wantOutcome(t, "the next agent", n.dial("198.18.0.1:80"), "captured 198.18.0.1:80")
+	wantOutcome(t, "the next agent", n.Dial("198.18.0.1:80"), "captured 198.18.0.1:80")
 	stop()
 	if after := n.everything(); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
@@ -506,16 +524,16 @@ func TestKilledWhileConnected(t *testing.T) {
 }
 
 func (s *space) connect(to string) net.Conn {
-	s.t.Helper()
+	s.T.Helper()
 	var c net.Conn
-	err := s.do(func() (err error) {
+	err := s.Do(func() (err error) {
 		c, err = net.DialTimeout("tcp", to, 3*time.Second)
 		return err
 	})
 	if err != nil {
-		s.t.Fatal(err)
+		s.T.Fatal(err)
 	}
-	s.t.Cleanup(func() { c.Close() })
+	s.T.Cleanup(func() { c.Close() })
 	return c
 }
 
@@ -523,21 +541,21 @@ func (s *space) connect(to string) net.Conn {
 func TestRemove(t *testing.T) {
 	s := newSpace(t)
 	s.nft("table inet mine {", "chain c {", "type nat hook output priority -100", "ip daddr 10.96.0.10 tcp dport 80 counter redirect to :9", "}", "}")
-	s.run("ip", "route", "add", "local", "10.10.0.0/24", "dev", "lo")
+	s.Run("ip", "route", "add", "local", "10.10.0.0/24", "dev", "lo")
 	before := s.everything()
 	n := node{space: s, port: 15001}
-	if removed, err := capture.Remove(s.path); err != nil || len(removed) != 0 {
+	if removed, err := capture.Remove(s.Path); err != nil || len(removed) != 0 {
 		t.Errorf("removed %q, %v, though nothing was there", removed, err)
 	}
 	kill := s.startProcess(n.config())
-	if _, err := capture.Remove(s.path); err == nil || !strings.Contains(err.Error(), "another agent captures") {
+	if _, err := capture.Remove(s.Path); err == nil || !strings.Contains(err.Error(), "another agent captures") {
 		t.Errorf("removing what a running agent needs: %v", err)
 	}
 	kill()
 	if s.everything() == before {
 		t.Error("the killed agent left nothing")
 	}
-	removed, err := capture.Remove(s.path)
+	removed, err := capture.Remove(s.Path)
 	want := []string{"route local 198.18.0.0/15 dev lo", "route local fd68:6472::/96 dev lo", "table inet headroom-guard"}
 	if err != nil || !slices.Equal(removed, want) {
 		t.Errorf("removed %q, %v", removed, err)
@@ -557,10 +575,10 @@ func TestOlderVersion(t *testing.T) {
 	}
 	old("headroom v99: redirect")
 	_, stop := start(t, n.config())
-	wantOutcome(t, "in place of the old", n.dial("198.18.0.1:80"), "captured 198.18.0.1:80")
+	wantOutcome(t, "in place of the old", n.Dial("198.18.0.1:80"), "captured 198.18.0.1:80")
 	stop()
 	old("headroom v99: redirect")
-	if removed, err := capture.Remove(n.path); err != nil || !slices.Equal(removed, []string{"table inet headroom"}) {
+	if removed, err := capture.Remove(n.Path); err != nil || !slices.Equal(removed, []string{"table inet headroom"}) {
 		t.Errorf("removed %q, %v", removed, err)
 	}
 	old("redirect")
@@ -568,7 +586,7 @@ func TestOlderVersion(t *testing.T) {
 	if err := startError(t, n.config()); !strings.Contains(err.Error(), "was not made by an agent") {
 		t.Errorf("a table of somebody else: %v", err)
 	}
-	if _, err := capture.Remove(n.path); err == nil || !strings.Contains(err.Error(), "was not made by an agent") {
+	if _, err := capture.Remove(n.Path); err == nil || !strings.Contains(err.Error(), "was not made by an agent") {
 		t.Errorf("removing a table of somebody else: %v", err)
 	}
 	if n.everything() != before {
@@ -589,16 +607,16 @@ func TestTwo(t *testing.T) {
 	if n.everything() != before {
 		t.Error("something has changed")
 	}
-	wantOutcome(t, "the first", n.dial("198.18.0.1:80"), "captured 198.18.0.1:80")
+	wantOutcome(t, "the first", n.Dial("198.18.0.1:80"), "captured 198.18.0.1:80")
 }
 
 // TestRangeTaken expects an error, and no change, if part of a range is used here.
 func TestRangeTaken(t *testing.T) {
 	n := newNode(t)
-	n.run("ip", "route", "add", "198.18.7.0/24", "via", "10.9.0.2")
-	n.run("ip", "route", "add", "table", "77", "198.51.100.0/24", "via", "10.9.0.2")
-	n.run("ip", "route", "add", "0.0.0.0/1", "via", "10.9.0.2") // a default route in parts
-	n.run("ip", "route", "add", "128.0.0.0/1", "via", "10.9.0.2")
+	n.Run("ip", "route", "add", "198.18.7.0/24", "via", "10.9.0.2")
+	n.Run("ip", "route", "add", "table", "77", "198.51.100.0/24", "via", "10.9.0.2")
+	n.Run("ip", "route", "add", "0.0.0.0/1", "via", "10.9.0.2") // a default route in parts
+	n.Run("ip", "route", "add", "128.0.0.0/1", "via", "10.9.0.2")
 	before := n.everything()
 	tests := []struct{ four, six, want string }{
 		{"198.18.0.0/15", "", "there is a route to 198.18.7.0/24 by interface veth0 in table 254"},
@@ -607,7 +625,7 @@ func TestRangeTaken(t *testing.T) {
 		{"", "fd09::/96", "overlaps fd09::/64, the network of interface veth0"},
 	}
 	for _, tt := range tests {
-		cfg := capture.Config{Port: 1, Netns: n.path}
+		cfg := capture.Config{Port: 1, Netns: n.Path}
 		if tt.four != "" {
 			cfg.IPv4 = netip.MustParsePrefix(tt.four)
 		}
@@ -629,15 +647,15 @@ func TestRangeTaken(t *testing.T) {
 // TestWithoutIPv6 expects IPv4 to be captured where IPv6 is switched off.
 func TestWithoutIPv6(t *testing.T) {
 	n := newNode(t)
-	n.run("sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6")
+	n.Run("sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6")
 	start(t, n.config())
-	wantOutcome(t, "IPv4", n.dial("198.18.0.1:80"), "captured 198.18.0.1:80")
+	wantOutcome(t, "IPv4", n.Dial("198.18.0.1:80"), "captured 198.18.0.1:80")
 }
 
 // TestLoopbackDown expects to be told how to bring it up.
 func TestLoopbackDown(t *testing.T) {
 	n := newNode(t)
-	n.run("ip", "link", "set", "lo", "down")
+	n.Run("ip", "link", "set", "lo", "down")
 	if err := startError(t, n.config()); !strings.Contains(err.Error(), "ip link set lo up") {
 		t.Error(err)
 	}
@@ -648,7 +666,7 @@ func TestNotAllowed(t *testing.T) {
 	s := newSpace(t)
 	cfg := (&node{space: s, port: 1}).config()
 	cfg.Netns = ""
-	err := s.do(func() error {
+	err := s.Do(func() error {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var none [2]unix.CapUserData
 		if err := unix.Capset(&header, &none[0]); err != nil { // of this thread
@@ -670,9 +688,9 @@ func TestMend(t *testing.T) {
 	n := newNode(t)
 	c, stop := start(t, n.config())
 	whole := n.everything()
-	n.run("nft", "flush", "ruleset")
-	n.run("ip", "route", "del", "local", "198.18.0.0/15", "dev", "lo", "table", "local")
-	n.run("ip", "-6", "route", "del", "local", "fd68:6472::/96", "dev", "lo", "table", "local")
+	n.Run("nft", "flush", "ruleset")
+	n.Run("ip", "route", "del", "local", "198.18.0.0/15", "dev", "lo", "table", "local")
+	n.Run("ip", "-6", "route", "del", "local", "fd68:6472::/96", "dev", "lo", "table", "local")
 	if n.everything() == whole {
 		t.Fatal("nothing was removed")
 	}
@@ -682,7 +700,7 @@ func TestMend(t *testing.T) {
 	if mended := n.everything(); sorted(mended) != sorted(whole) {
 		t.Errorf("before:\n%s\nmended:\n%s", whole, mended)
 	}
-	wantOutcome(t, "mended", n.dial("198.18.0.1:80"), "captured 198.18.0.1:80")
+	wantOutcome(t, "mended", n.Dial("198.18.0.1:80"), "captured 198.18.0.1:80")
 	stop()
 }
 
@@ -703,7 +721,7 @@ func TestRelease(t *testing.T) {
 	})
 	c, _ := start(t, cfg)
 	held := make(chan string)
-	go func() { held <- n.dial("198.18.0.1:80") }()
+	go func() { held <- n.Dial("198.18.0.1:80") }()
 	for waiting := true; waiting; {
 		st, err := c.Status()
 		if err != nil {
@@ -716,7 +734,7 @@ func TestRelease(t *testing.T) {
 	if err := c.Release(); err != nil {
 		t.Fatal(err)
 	}
-	wantOutcome(t, "a new connection", n.dial("198.18.0.1:80"), refused)
+	wantOutcome(t, "a new connection", n.Dial("198.18.0.1:80"), nettest.Refused)
 	if err := startError(t, cfg); !strings.Contains(err.Error(), "another agent captures") {
 		t.Errorf("a second agent: %v", err)
 	}
@@ -765,13 +783,13 @@ func TestManyRealAddresses(t *testing.T) {
 	set("1,000 others again", addrs[2000:12_000])
 	set("one more", addrs[1999:12_000])
 	set("no change", addrs[1999:12_000])
-	wantOutcome(t, "one of them", n.dial(addrs[6000].String()), "captured "+addrs[6000].String())
+	wantOutcome(t, "one of them", n.Dial(addrs[6000].String()), "captured "+addrs[6000].String())
 	set("none", nil)
 	c.SetReal(addrs[:1])
 	if err := c.SetReal([]netip.AddrPort{netip.MustParseAddrPort("10.9.0.8:80"), {}}); err == nil {
 		t.Error("no error for an address that is none")
 	}
-	wantOutcome(t, "one beside an address that is none", n.dial("10.9.0.8:80"), "captured 10.9.0.8:80")
+	wantOutcome(t, "one beside an address that is none", n.Dial("10.9.0.8:80"), "captured 10.9.0.8:80")
 }
 
 // TestSetBeforeRun expects addresses that were set before to be captured from the start.
@@ -785,7 +803,7 @@ func TestSetBeforeRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, c)
-	wantOutcome(t, "a real address", n.dial("10.9.0.7:80"), "captured 10.9.0.7:80")
+	wantOutcome(t, "a real address", n.Dial("10.9.0.7:80"), "captured 10.9.0.7:80")
 }
 
 // TestStatus expects to be told what is there, and how often it was of use.
@@ -797,9 +815,9 @@ func TestStatus(t *testing.T) {
 		"chain d {", "type nat hook prerouting priority -110", "}", "}",
 		"table ip same {", "chain c {", "type nat hook output priority -101", "ip daddr 10.1.1.1 accept", "}", "}")
 	c, stop := start(t, cfg)
-	n.dial("198.18.0.1:80")
-	n.dial("198.18.0.1:80")
-	n.dial("198.18.0.1:22")
+	n.Dial("198.18.0.1:80")
+	n.Dial("198.18.0.1:80")
+	n.Dial("198.18.0.1:22")
 	st, err := c.Status()
 	if err != nil {
 		t.Fatal(err)
@@ -881,9 +899,9 @@ func TestBesideOthers(t *testing.T) {
 		if !first {
 			n.nft(proxy...)
 		}
-		wantOutcome(t, "a virtual address", n.dial("198.18.0.1:80"), "captured 198.18.0.1:80")
-		wantOutcome(t, "a virtual address, from the pod", n.pod.dial("198.18.0.1:80"), "captured 198.18.0.1:80")
-		wantOutcome(t, "an address of the other", n.dial("10.96.0.10:80"), "the pod itself")
+		wantOutcome(t, "a virtual address", n.Dial("198.18.0.1:80"), "captured 198.18.0.1:80")
+		wantOutcome(t, "a virtual address, from the pod", n.pod.Dial("198.18.0.1:80"), "captured 198.18.0.1:80")
+		wantOutcome(t, "an address of the other", n.Dial("10.96.0.10:80"), "the pod itself")
 		if st, err := c.Status(); err != nil || len(st.Before) != 0 {
 			t.Errorf("status: %+v, %v", st.Before, err)
 		}
@@ -909,16 +927,16 @@ func TestBesideIPTables(t *testing.T) {
 			n.iptables(n.port)
 		}
 		for port, what := range map[string]string{"80": "a virtual address", "8081": "at a port of a container", "30080": "at a port of a node"} {
-			wantOutcome(t, what, n.dial("198.18.0.1:"+port), "captured 198.18.0.1:"+port)
-			wantOutcome(t, what+", from the pod", n.pod.dial("198.18.0.1:"+port), "captured 198.18.0.1:"+port)
+			wantOutcome(t, what, n.Dial("198.18.0.1:"+port), "captured 198.18.0.1:"+port)
+			wantOutcome(t, what+", from the pod", n.pod.Dial("198.18.0.1:"+port), "captured 198.18.0.1:"+port)
 		}
-		wantOutcome(t, "IPv6", n.dial("[fd68:6472::1]:80"), "captured [fd68:6472::1]:80")
-		wantOutcome(t, "a real address", n.dial("10.9.0.2:8080"), "captured 10.9.0.2:8080")
-		wantOutcome(t, "a real address that others translate, too", n.dial("10.96.0.11:80"), "captured 10.96.0.11:80")
-		wantOutcome(t, "a port of a container", n.dial("10.9.0.1:8081"), "the pod itself")
-		wantOutcome(t, "a port of a node", n.dial("10.9.0.1:30080"), "the pod itself")
+		wantOutcome(t, "IPv6", n.Dial("[fd68:6472::1]:80"), "captured [fd68:6472::1]:80")
+		wantOutcome(t, "a real address", n.Dial("10.9.0.2:8080"), "captured 10.9.0.2:8080")
+		wantOutcome(t, "a real address that others translate, too", n.Dial("10.96.0.11:80"), "captured 10.96.0.11:80")
+		wantOutcome(t, "a port of a container", n.Dial("10.9.0.1:8081"), "the pod itself")
+		wantOutcome(t, "a port of a node", n.Dial("10.9.0.1:30080"), "the pod itself")
 		stop()
-		wantOutcome(t, "a service of Kubernetes", n.dial("10.96.0.10:80"), "the pod itself")
+		wantOutcome(t, "a service of Kubernetes", n.Dial("10.96.0.10:80"), "the pod itself")
 		if got := n.stateless(); first && got != before {
 			t.Errorf("afterwards there is\n%s\nwant\n%s", got, before)
 		}
@@ -930,15 +948,15 @@ func TestBesideIPTables(t *testing.T) {
 
 // stateless is all that there is of rules, without the counters.
 func (s *space) stateless() string {
-	s.t.Helper()
-	return s.run("nft", "--stateless", "list", "ruleset")
+	s.T.Helper()
+	return s.Run("nft", "--stateless", "list", "ruleset")
 }
 
 // iptables makes rules such as those of kube-proxy, Docker and ufw. The last let in what comes to a port.
 func (s *space) iptables(port uint16) {
-	s.t.Helper()
-	s.runWith(strings.ReplaceAll(iptablesRules, "AGENT", fmt.Sprint(port)), "iptables-restore")
-	s.runWith("*filter\n:INPUT DROP [0:0]\n-A INPUT -i lo -j ACCEPT\nCOMMIT\n", "ip6tables-restore")
+	s.T.Helper()
+	s.RunWith(strings.ReplaceAll(iptablesRules, "AGENT", fmt.Sprint(port)), "iptables-restore")
+	s.RunWith("*filter\n:INPUT DROP [0:0]\n-A INPUT -i lo -j ACCEPT\nCOMMIT\n", "ip6tables-restore")
 }
 
 const iptablesRules = `*nat
@@ -1003,8 +1021,8 @@ func TestListenIn(t *testing.T) {
 	a, b := newSpace(t), newSpace(t)
 	port := a.listen("127.0.0.1:0", constant("here"))
 	to := fmt.Sprintf("127.0.0.1:%d", port)
-	wantOutcome(t, "there", a.dial(to), "here")
-	wantOutcome(t, "elsewhere", b.dial(to), refused)
+	wantOutcome(t, "there", a.Dial(to), "here")
+	wantOutcome(t, "elsewhere", b.Dial(to), nettest.Refused)
 }
 
 // TestNoSuchCgroup expects to be told of it.

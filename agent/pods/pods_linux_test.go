@@ -19,10 +19,10 @@ import (
 	"time"
 
 	"github.com/headroom-mesh/headroom/agent/capture"
+	"github.com/headroom-mesh/headroom/agent/nettest"
 	"github.com/headroom-mesh/headroom/agent/pods"
 	"github.com/headroom-mesh/headroom/dataplane/identity"
 	"github.com/headroom-mesh/headroom/dataplane/sockets"
-	"golang.org/x/sys/unix"
 )
 
 const capturePort = 15006
@@ -42,7 +42,7 @@ func newNode(t testing.TB) *node { return &node{t: t, proc: t.TempDir()} }
 func (n *node) process(group string, in *space) *exec.Cmd {
 	n.t.Helper()
 	cmd := exec.Command("sleep", "1000")
-	if err := in.do(cmd.Start); err != nil {
+	if err := in.Do(cmd.Start); err != nil {
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(func() { n.kill(cmd) })
@@ -75,112 +75,25 @@ func (n *node) kill(cmd *exec.Cmd) {
 	}
 }
 
-// space is a network namespace, as of a pod, that ends with the test.
-type space struct {
-	t    testing.TB
-	file *os.File
-	path string
-}
+// space is a network namespace, as of a pod. The front is one of its addresses.
+type space struct{ *nettest.Space }
 
 func newSpace(t testing.TB) *space {
 	t.Helper()
-	s := &space{t: t}
-	made := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			s.file, err = os.Open("/proc/thread-self/ns/net")
-		}
-		made <- err
-	}()
-	if err := <-made; err != nil {
-		t.Fatalf("make a network namespace (it takes root): %v", err)
-	}
-	t.Cleanup(func() { s.file.Close() })
-	s.path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.file.Fd())
-	s.run("ip", "link", "set", "lo", "up")
-	s.run("ip", "address", "add", strings.TrimSuffix(front, ":80"), "dev", "lo")
+	s := &space{nettest.NewSpace(t)}
+	s.Run("ip", "address", "add", strings.TrimSuffix(front, ":80"), "dev", "lo")
 	return s
-}
-
-// do runs f on a thread of the namespace.
-func (s *space) do(f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		err := unix.Setns(int(s.file.Fd()), unix.CLONE_NEWNET)
-		if err == nil {
-			err = f()
-		}
-		done <- err
-	}()
-	return <-done
-}
-
-func (s *space) run(name string, args ...string) string {
-	s.t.Helper()
-	var out []byte
-	err := s.do(func() (err error) {
-		out, err = exec.Command(name, args...).CombinedOutput()
-		return err
-	})
-	if err != nil {
-		s.t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
 }
 
 // plain has a server listen at the front.
 func (s *space) plain() *space {
-	s.t.Helper()
-	l, err := capture.ListenIn(s.path, front)
+	s.T.Helper()
+	l, err := capture.ListenIn(s.Path, front)
 	if err != nil {
-		s.t.Fatal(err)
+		s.T.Fatal(err)
 	}
-	serve(s.t, l, func(net.Conn) string { return "plain" })
+	nettest.Serve(s.T, l, func(net.Conn) string { return "plain" })
 	return s
-}
-
-func serve(t testing.TB, l net.Listener, say func(net.Conn) string) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			io.WriteString(c, say(c))
-			c.Close()
-		}
-	}()
-	t.Cleanup(func() {
-		l.Close()
-		<-done
-	})
-}
-
-// dial returns what is said at the other end of a connection from there.
-func (s *space) dial(to string) string {
-	var said []byte
-	err := s.do(func() error {
-		c, err := net.DialTimeout("tcp", to, 3*time.Second)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		c.SetDeadline(time.Now().Add(3 * time.Second))
-		said, err = io.ReadAll(c)
-		return err
-	})
-	switch {
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return "refused"
-	case err != nil:
-		return err.Error()
-	}
-	return string(said)
 }
 
 // original says where a connection was to go, if it is known whose it is.
@@ -227,7 +140,7 @@ func start(t testing.TB, cfg pods.Config) (p *pods.Pods, stop func()) {
 	if err := p.SetReal([]netip.AddrPort{netip.MustParseAddrPort(front)}); err != nil {
 		t.Fatal(err)
 	}
-	serve(t, p.Listener(), original)
+	nettest.Serve(t, p.Listener(), original)
 	return p, run(t, p)
 }
 
@@ -249,15 +162,15 @@ const patience = 10 * time.Second
 
 // eventually waits until something is said at the other end.
 func (s *space) eventually(to, want string) time.Duration {
-	s.t.Helper()
+	s.T.Helper()
 	began := time.Now()
 	said := ""
 	for time.Since(began) < patience {
-		if said = s.dial(to); said == want {
+		if said = s.Dial(to); said == want {
 			return time.Since(began)
 		}
 	}
-	s.t.Fatalf("after %v a connection to %s still leads to %q, want %q", patience, to, said, want)
+	s.T.Fatalf("after %v a connection to %s still leads to %q, want %q", patience, to, said, want)
 	return 0
 }
 
@@ -271,20 +184,14 @@ func await(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// rules returns all of nftables there.
-func (s *space) rules() string {
-	s.t.Helper()
-	return s.run("nft", "list", "ruleset")
-}
-
 // echo has a server at an address say what it hears.
 func (s *space) echo(at string) {
-	s.t.Helper()
-	l, err := capture.ListenIn(s.path, at)
+	s.T.Helper()
+	l, err := capture.ListenIn(s.Path, at)
 	if err != nil {
-		s.t.Fatal(err)
+		s.T.Fatal(err)
 	}
-	echo(s.t, l)
+	echo(s.T, l)
 }
 
 func echo(t testing.TB, l net.Listener) {
@@ -311,16 +218,16 @@ func echo(t testing.TB, l net.Listener) {
 type conn struct{ net.Conn }
 
 func (s *space) connect(to string) conn {
-	s.t.Helper()
+	s.T.Helper()
 	var c conn
-	err := s.do(func() (err error) {
+	err := s.Do(func() (err error) {
 		c.Conn, err = net.DialTimeout("tcp", to, patience)
 		return err
 	})
 	if err != nil {
-		s.t.Fatal(err)
+		s.T.Fatal(err)
 	}
-	s.t.Cleanup(func() { c.Close() })
+	s.T.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(patience))
 	return c
 }
@@ -353,21 +260,21 @@ func TestPods(t *testing.T) {
 	p, _ := start(t, config(n))
 	p.Set([]pods.Pod{pod("before"), pod("after")})
 	before.eventually(front, "captured "+front)
-	if said := out.dial(front); said != "plain" {
+	if said := out.Dial(front); said != "plain" {
 		t.Errorf("a pod that is not to be captured gets to %q", said)
 	}
 	n.process(group("after"), after)
 	t.Logf("captured %v after it began", after.eventually(front, "captured "+front))
 	p.Set([]pods.Pod{pod("after")})
 	before.eventually(front, "plain")
-	if said := after.dial(front); said != "captured "+front {
+	if said := after.Dial(front); said != "captured "+front {
 		t.Errorf("the pod that stays gets to %q", said)
 	}
-	await(t, "nothing is left in a pod that is captured no more", func() bool { return before.rules() == "" })
+	await(t, "nothing is left in a pod that is captured no more", func() bool { return before.Rules() == "" })
 	const service = "10.96.0.20:443"
 	p.SetReal([]netip.AddrPort{netip.MustParseAddrPort(front), netip.MustParseAddrPort(service)})
-	before.run("ip", "address", "add", "10.96.0.20", "dev", "lo")
-	after.run("ip", "address", "add", "10.96.0.20", "dev", "lo")
+	before.Run("ip", "address", "add", "10.96.0.20", "dev", "lo")
+	after.Run("ip", "address", "add", "10.96.0.20", "dev", "lo")
 	after.eventually(service, "captured "+service)
 	p.Set([]pods.Pod{pod("before"), pod("after")})
 	before.eventually(service, "captured "+service)
@@ -377,8 +284,8 @@ func TestPods(t *testing.T) {
 func TestVirtual(t *testing.T) {
 	n := newNode(t)
 	s := newSpace(t)
-	s.run("ip", "route", "add", "default", "dev", "lo")
-	s.run("ip", "-6", "route", "add", "default", "dev", "lo")
+	s.Run("ip", "route", "add", "default", "dev", "lo")
+	s.Run("ip", "-6", "route", "add", "default", "dev", "lo")
 	n.process(group("a"), s)
 	p, _ := start(t, config(n))
 	p.Set([]pods.Pod{pod("a")})
@@ -387,7 +294,7 @@ func TestVirtual(t *testing.T) {
 	}
 	p.Release()
 	for _, to := range []string{"240.64.0.7:80", "[fd68:6561:6472::7]:443"} {
-		if said := s.dial(to); said != "refused" {
+		if said := s.Dial(to); said != nettest.Refused {
 			t.Errorf("a connection to %s leads to %q when the agent leaves, want a refusal", to, said)
 		}
 	}
@@ -402,7 +309,7 @@ func TestIPv4Only(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			s := newSpace(t).plain()
-			s.run(without[0], without[1:]...)
+			s.Run(without[0], without[1:]...)
 			n.process(group("a"), s)
 			p, _ := start(t, config(n))
 			p.Set([]pods.Pod{pod("a")})
@@ -433,12 +340,12 @@ func TestExistingConnections(t *testing.T) {
 		t.Errorf("status %+v, want one captured connection", status)
 	}
 	p.Set(nil)
-	await(t, "new connections are not captured", func() bool { return !strings.Contains(s.rules(), "redirect") })
+	await(t, "new connections are not captured", func() bool { return !strings.Contains(s.Rules(), "redirect") })
 	s.connect(front).says(t, "new")
 	taken.says(t, "after")
 	old.says(t, "after")
 	taken.Close()
-	await(t, "nothing is left", func() bool { return s.rules() == "" })
+	await(t, "nothing is left", func() bool { return s.Rules() == "" })
 	old.says(t, "in the end")
 }
 
@@ -454,19 +361,19 @@ func TestAnotherSandbox(t *testing.T) {
 	two := n.process(group("a"), second)
 	p.Set([]pods.Pod{pod("a")})
 	second.eventually(front, "captured "+front)
-	if said := first.dial(front); said != "plain" {
+	if said := first.Dial(front); said != "plain" {
 		t.Errorf("the namespace that was the pod's leads to %q", said)
 	}
 	n.kill(two)
 	p.Set(nil)
-	await(t, "nothing is left", func() bool { return second.rules() == "" && len(p.Status()) == 0 })
+	await(t, "nothing is left", func() bool { return second.Rules() == "" && len(p.Status()) == 0 })
 }
 
 // TestPortTaken has a pod with a server of its own where captured connections should come: it is left alone until that ends.
 func TestPortTaken(t *testing.T) {
 	n := newNode(t)
 	s := newSpace(t).plain()
-	l, err := capture.ListenIn(s.path, fmt.Sprintf("127.0.0.1:%d", capturePort))
+	l, err := capture.ListenIn(s.Path, fmt.Sprintf("127.0.0.1:%d", capturePort))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -477,7 +384,7 @@ func TestPortTaken(t *testing.T) {
 		status := p.Status()
 		return len(status) == 1 && errors.Is(status[0].Err, syscall.EADDRINUSE)
 	})
-	if said := s.dial(front); said != "plain" {
+	if said := s.Dial(front); said != "plain" {
 		t.Errorf("the pod gets to %q", said)
 	}
 	l.Close()
@@ -492,7 +399,7 @@ func TestKilled(t *testing.T) {
 	n.process(group("a"), s)
 	cfg := config(n)
 	kill := startProcess(t, cfg)
-	await(t, "the agent captures", func() bool { return strings.Contains(s.rules(), "redirect") })
+	await(t, "the agent captures", func() bool { return strings.Contains(s.Rules(), "redirect") })
 	c := s.connect(front)
 	c.hears(t, "held")
 	kill()
@@ -502,24 +409,24 @@ func TestKilled(t *testing.T) {
 	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("a captured connection ends with %v, want its end to be seen", err)
 	}
-	if s.rules() == "" {
+	if s.Rules() == "" {
 		t.Error("nothing is left, so the rest of this test means nothing")
 	}
 	removed, err := capture.RemoveAll(n.proc)
 	if err != nil || len(removed) != 1 || !strings.Contains(removed[0], "headroom-guard") {
 		t.Errorf("removed %q, %v, want the guard", removed, err)
 	}
-	if left := s.rules(); left != "" {
+	if left := s.Rules(); left != "" {
 		t.Errorf("this is left: %s", left)
 	}
 	kill = startProcess(t, cfg)
-	await(t, "another agent captures", func() bool { return strings.Contains(s.rules(), "redirect") })
+	await(t, "another agent captures", func() bool { return strings.Contains(s.Rules(), "redirect") })
 	kill()
 	p, stop := start(t, cfg)
 	p.Set([]pods.Pod{pod("a")})
 	s.eventually(front, "captured "+front)
 	stop()
-	if left := s.rules(); left != "" {
+	if left := s.Rules(); left != "" {
 		t.Errorf("the agent after one that was killed leaves this: %s", left)
 	}
 }
@@ -528,7 +435,7 @@ func TestKilled(t *testing.T) {
 func TestControlGroups(t *testing.T) {
 	s := newSpace(t).plain()
 	cmd := exec.Command("sleep", "1000")
-	if err := s.do(cmd.Start); err != nil {
+	if err := s.Do(cmd.Start); err != nil {
 		t.Fatal(err)
 	}
 	uid := fmt.Sprintf("0b5e8a7c-0000-4000-8000-%012d", os.Getpid())

@@ -54,7 +54,7 @@ of the request. 'meshctl call' reads that.`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if delay < 0 {
-				return misused("--delay %s: want a positive duration", delay)
+				return misused("--delay %s: want 0s or more", delay)
 			}
 			l, err := net.Listen("tcp", listen)
 			if err != nil {
@@ -131,7 +131,7 @@ func (w callWants) check() error {
 	case w.replicas < 0:
 		return misused("--replicas %d: want a number of replicas", w.replicas)
 	case w.wait < 0:
-		return misused("--wait %s: want a positive duration", w.wait)
+		return misused("--wait %s: want 0s or more", w.wait)
 	}
 	return nil
 }
@@ -254,8 +254,8 @@ func callOnce(ctx context.Context, client *http.Client, url string) (e echoed, e
 
 func (o outcome) check(wants callWants) error {
 	var problems []error
-	for text, n := range o.failures {
-		problems = append(problems, fmt.Errorf("%d of %d requests failed: %s", n, o.requests, text))
+	for _, text := range slices.Sorted(maps.Keys(o.failures)) {
+		problems = append(problems, fmt.Errorf("%d of %d requests failed: %s", o.failures[text], o.requests, text))
 	}
 	if wants.mesh && o.meshed < o.answered {
 		problems = append(problems, fmt.Errorf("%d of %d requests did not come through the mesh: is there an agent on this node, and is this caller captured? meshctl check tells", o.answered-o.meshed, o.answered))

@@ -11,6 +11,7 @@ import (
 	"github.com/headroom-mesh/headroom/agent/capture"
 	"github.com/headroom-mesh/headroom/agent/names"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
+	"github.com/headroom-mesh/headroom/cmd/meshctl/cluster"
 	"github.com/spf13/cobra"
 )
 
@@ -171,22 +172,9 @@ func (a *app) captureOff() *cobra.Command {
 		Short: "End it until the agent is started again, and remove what an agent that was killed has left",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var removed []string
-			a.one = true
-			asked := a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
-				answer, err := c.StopCapture(ctx, &meshv1.StopCaptureRequest{})
-				removed = answer.GetRemoved()
+			removed, err := a.stopCapture(cmd)
+			if err != nil {
 				return err
-			})
-			if asked != nil && a.cluster.Node != "" {
-				return asked // what was left behind is not on this machine
-			}
-			if asked != nil {
-				fmt.Fprintf(cmd.ErrOrStderr(), "No agent answers here (%v): only what it may have left behind is removed.\n", asked)
-				var err error
-				if removed, err = removeLeftovers(); err != nil {
-					return err
-				}
 			}
 			if len(removed) == 0 {
 				fmt.Fprintln(cmd.OutOrStdout(), "Nothing was captured, and nothing is left to remove.")
@@ -197,4 +185,20 @@ func (a *app) captureOff() *cobra.Command {
 			return nil
 		},
 	}
+}
+
+// stopCapture returns what was removed: by the agent, or by this very program if there is none on this machine.
+func (a *app) stopCapture(cmd *cobra.Command) (removed []string, err error) {
+	a.one = true
+	err = a.ask(cmd.Context(), func(ctx context.Context, c *client) error {
+		answer, err := c.StopCapture(ctx, &meshv1.StopCaptureRequest{})
+		removed = answer.GetRemoved()
+		return err
+	})
+	_, answered := errors.AsType[answerError](err)
+	if err == nil || answered || a.target.cluster != (cluster.Options{}) || cmd.Context().Err() != nil {
+		return removed, err // what another machine has left is not here
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "No agent answers here (%v): only what it may have left behind is removed.\n", err)
+	return removeLeftovers()
 }

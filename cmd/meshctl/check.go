@@ -122,7 +122,7 @@ func (c *client) checkCaptures(ctx context.Context, services *meshv1.ListService
 	s, own := usableService(services), captures[0]
 	if s != nil && own.Active {
 		tried = c.checkPaths(ctx, s, own)
-		if dns.GetMode() != "off" {
+		if dns.GetMode() != "off" && len(dns.GetSuffixes()) > 0 {
 			tried = append(tried, checkName(ctx, s, dns))
 		}
 	}

@@ -166,7 +166,7 @@ func (s *survey) checkCaptures(ctx context.Context) {
 			return nil
 		})
 	}
-	asking.Wait()
+	_ = asking.Wait() // what fails is in what was found
 	s.add(found...)
 	if len(nodes) == 0 {
 		s.add(finding{Check: "pods", OK: true, Note: "none that runs is in the mesh"})
@@ -210,7 +210,7 @@ func (s *survey) captures(ctx context.Context, agent cluster.Agent) (*meshv1.Get
 func compareCaptures(check string, expected []string, captures []*meshv1.CaptureView) finding {
 	views := map[string]*meshv1.CaptureView{}
 	for _, c := range captures {
-		views[strings.TrimPrefix(c.Netns, "pod ")] = c
+		views[strings.TrimPrefix(c.Netns, podPrefix)] = c
 	}
 	var wrong, shadowed []string
 	for _, pod := range expected {

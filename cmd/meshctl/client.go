@@ -32,6 +32,7 @@ type place struct {
 	patience time.Duration
 	dial     func(context.Context) (net.Conn, error)
 	through  *cluster.Cluster // nil: it is reached directly
+	any      bool             // of several agents: another does as well
 }
 
 // client is a connection to one agent.
@@ -39,44 +40,61 @@ type client struct {
 	meshv1.AdminClient
 	place
 	conn *grpc.ClientConn
-	last *atomic.Value // dialled
-}
-
-// dialled is how an attempt to connect ended, or how the connection ended after it.
-type dialled struct {
-	at  string // where, as the connection itself says
-	err error
+	last atomic.Pointer[attempt]
 }
 
 // at names the agent for people.
 func (c *client) at() string {
-	if last, _ := c.last.Load().(dialled); c.through != nil && last.at != "" {
-		return last.at
+	if last := c.last.Load(); c.through != nil && last.connected() {
+		return last.RemoteAddr().String()
 	}
 	return c.name
 }
 
-// noting notes why a connection through others ended, which a Kubernetes cluster tells late.
-type noting struct {
-	net.Conn
-	last *atomic.Value
+// hangUp ends a connection whose agent does not answer, so that the next call connects anew: to another agent, if any does.
+func (c *client) hangUp(why error) {
+	if last := c.last.Load(); last.connected() && c.conn.GetState() == connectivity.Ready {
+		last.note(why)
+		last.Close()
+	}
 }
 
-func (n noting) Read(p []byte) (int, error) {
-	read, err := n.Conn.Read(p)
-	n.note(err)
+// attempt is one to connect, and the connection that came of it. It notes why that failed or ended, which a Kubernetes
+// cluster tells late.
+type attempt struct {
+	net.Conn // nil: none came of it
+	failure  atomic.Pointer[error]
+}
+
+func (a *attempt) connected() bool { return a != nil && a.Conn != nil }
+
+// over reports whether there is no connection, or none any more.
+func (a *attempt) over() bool { return a == nil || a.failure.Load() != nil }
+
+// err returns why it is over; nil: it is not, or the other end has ended it.
+func (a *attempt) err() error {
+	if a == nil || !a.over() || errors.Is(*a.failure.Load(), io.EOF) {
+		return nil
+	}
+	return *a.failure.Load()
+}
+
+func (a *attempt) Read(p []byte) (int, error) {
+	read, err := a.Conn.Read(p)
+	a.note(err)
 	return read, err
 }
 
-func (n noting) Write(p []byte) (int, error) {
-	written, err := n.Conn.Write(p)
-	n.note(err)
+func (a *attempt) Write(p []byte) (int, error) {
+	written, err := a.Conn.Write(p)
+	a.note(err)
 	return written, err
 }
 
-func (n noting) note(err error) {
-	if err != nil && !errors.Is(err, io.EOF) {
-		n.last.Store(dialled{n.RemoteAddr().String(), err})
+// note keeps the first error: what follows, follows from it.
+func (a *attempt) note(err error) {
+	if err != nil {
+		a.failure.CompareAndSwap(nil, &err)
 	}
 }
 
@@ -107,7 +125,7 @@ func directly(address string) (place, error) {
 
 // dial returns once the agent answers.
 func dial(ctx context.Context, p place) (*client, error) {
-	c := &client{place: p, last: new(atomic.Value)}
+	c := &client{place: p}
 	var err error
 	c.conn, err = grpc.NewClient("passthrough:///agent",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -118,12 +136,10 @@ func dial(ctx context.Context, p place) (*client, error) {
 		}),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			conn, err := p.dial(ctx)
-			if err != nil {
-				c.last.Store(dialled{err: err})
-				return nil, err
-			}
-			c.last.Store(dialled{at: conn.RemoteAddr().String()})
-			return noting{conn, c.last}, nil
+			made := &attempt{Conn: conn}
+			made.note(err)
+			c.last.Store(made)
+			return made, err
 		}))
 	if err != nil {
 		return nil, fmt.Errorf("prepare a connection to %s: %w", p.name, err)
@@ -165,23 +181,34 @@ func (c *client) noAnswer(ended error) error {
 	if errors.Is(ended, context.Canceled) {
 		return errors.New("interrupted")
 	}
-	if failure, _ := c.last.Load().(dialled); c.through != nil && failure.err != nil {
-		return failure.err // says where, and what to do
+	if err := c.last.Load().err(); c.through != nil && err != nil {
+		return err // says where, and what to do
+	}
+	if c.through != nil {
+		return fmt.Errorf("no agent of %s answers (%s): see 'kubectl get pods -A -l app.kubernetes.io/name=headroom'", c.name, c.why(ended))
 	}
 	return fmt.Errorf("no agent answers at %s (%s): is it running? set --agent or HEADROOM_AGENT", c.name, c.why(ended))
 }
 
+// ended says why there is no connection any more.
+func (c *client) ended() error {
+	if last := c.last.Load(); last.connected() && last.err() == nil {
+		return fmt.Errorf("the agent at %s has ended the connection: is it being replaced?", c.at())
+	}
+	return c.noAnswer(nil)
+}
+
 // why says in few words why there is no connection.
 func (c *client) why(ended error) string {
-	failure, _ := c.last.Load().(dialled)
-	if number, ok := errors.AsType[syscall.Errno](failure.err); ok {
+	failure := c.last.Load().err()
+	if number, ok := errors.AsType[syscall.Errno](failure); ok {
 		return number.Error()
 	}
 	switch {
 	case ended != nil:
 		return fmt.Sprintf("nothing heard for %v", c.patience)
-	case failure.err != nil:
-		return failure.err.Error()
+	case failure != nil:
+		return failure.Error()
 	}
 	return "what listens there is no agent"
 }
@@ -192,10 +219,12 @@ func (c *client) explain(err error) error {
 	if err == nil || !isStatus {
 		return err
 	}
-	lost := c.conn.GetState() != connectivity.Ready
+	lost := c.conn.GetState() != connectivity.Ready || c.last.Load().over() // which the state tells late
 	switch {
 	case s.Code() == codes.Unavailable && lost:
-		return c.noAnswer(nil)
+		return c.ended()
+	case s.Code() == codes.DeadlineExceeded && lost:
+		return c.noAnswer(context.DeadlineExceeded)
 	case s.Code() == codes.Unimplemented && strings.Contains(s.Message(), "unknown service"):
 		return fmt.Errorf("%s is not a Headroom agent: set --agent or HEADROOM_AGENT to the admin address of one", c.at())
 	case s.Code() == codes.Unimplemented:

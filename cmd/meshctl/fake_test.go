@@ -33,6 +33,7 @@ type fakeAgent struct {
 	local    map[string]*meshv1.LocalService
 	rivals   int // how many times somebody else is to write first
 	lagging  bool
+	mute     bool            // whether it gives no answers to top
 	away     bool            // whether the registry is unreachable
 	garbled  map[string]bool // services whose policy can't be read
 	empty    map[string]bool // services whose policy says nothing
@@ -82,6 +83,8 @@ func (f *fakeAgent) set(what string) error {
 	switch word {
 	case "rivals":
 		f.rivals, _ = strconv.Atoi(count)
+	case "mute":
+		f.mute = true
 	case "lagging":
 		f.lagging = true
 	case "away":
@@ -261,9 +264,12 @@ func (f *fakeAgent) WaitApplied(_ *meshv1.WaitAppliedRequest, stream grpc.Server
 	return stream.Send(&meshv1.WaitAppliedResponse{Applied: 3, Members: 3})
 }
 
-func (f *fakeAgent) Top(_ context.Context, r *meshv1.TopRequest) (*meshv1.TopResponse, error) {
+func (f *fakeAgent) Top(ctx context.Context, r *meshv1.TopRequest) (*meshv1.TopResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.mute {
+		<-ctx.Done()
+	}
 	f.sampled++
 	answer := sample(f.sampled)
 	if r.Service == "nosuch" {

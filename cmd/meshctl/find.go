@@ -88,8 +88,10 @@ func (t *target) reachCluster(ctx context.Context) (*client, error) {
 // dialAny tries some agents, if there is a choice: those of nodes that have just gone may still seem to be ready.
 func dialAny(ctx context.Context, k *cluster.Cluster, choice bool) (*client, error) {
 	const most = 3
+	p := throughCluster(k, k.Dial)
+	p.any = choice
 	for tried := 1; ; tried++ {
-		c, err := dial(ctx, throughCluster(k, k.Dial))
+		c, err := dial(ctx, p)
 		if _, silent := errors.AsType[cluster.Silent](err); !silent || !choice || tried == most {
 			return c, err
 		}
@@ -98,7 +100,7 @@ func dialAny(ctx context.Context, k *cluster.Cluster, choice bool) (*client, err
 
 func throughCluster(k *cluster.Cluster, dial func(context.Context) (net.Conn, error)) place {
 	const reserve = 2 * time.Second // so that it is dial that says what takes so long
-	return place{name: "any agent of " + k.Name(), patience: clusterTimeout, through: k, dial: func(ctx context.Context) (net.Conn, error) {
+	return place{name: k.Name(), patience: clusterTimeout, through: k, dial: func(ctx context.Context) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, clusterTimeout-reserve)
 		defer cancel()
 		return dial(ctx)

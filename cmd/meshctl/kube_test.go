@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,9 +16,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
+	"github.com/headroom-mesh/headroom/cmd/meshctl/cluster"
 	"github.com/rogpeppe/go-internal/testscript"
+	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -27,7 +32,8 @@ import (
 
 // fakeCluster answers as the API server of a Kubernetes cluster would, and forwards ports of pods to an agent.
 type fakeCluster struct {
-	agent string // where ports are forwarded to
+	agent  string            // where ports are forwarded to
+	agents map[string]string // where else those of some pods are
 
 	mu sync.Mutex
 	// mu guards the fields below
@@ -205,7 +211,7 @@ func upgrade(w http.ResponseWriter, r *http.Request, way string, handle httpstre
 func (f *fakeCluster) relay(trouble, data httpstream.Stream, pod string) {
 	defer data.Reset()
 	defer trouble.Close()
-	agent := f.agent
+	agent := cmp.Or(f.agents[pod], f.agent)
 	f.mu.Lock()
 	if f.silent == pod {
 		agent = "127.0.0.1:1"
@@ -256,6 +262,80 @@ func TestLocalAgentComesFirst(t *testing.T) {
 		if !strings.Contains(got, test.want) {
 			t.Errorf("agent %s: got %s, want %s", test.agent, got, test.want)
 		}
+	}
+}
+
+// twoAgents are a cluster with the agents of the nodes n1, which is asked first, and n2.
+type twoAgents struct {
+	first      *fakeAgent
+	server     *grpc.Server // of the first
+	kubeconfig string
+}
+
+func newTwoAgents(t *testing.T) *twoAgents {
+	t.Helper()
+	k := &fakeCluster{agents: map[string]string{}}
+	two := &twoAgents{}
+	for _, n := range []string{"2", "1"} {
+		two.first = newFakeAgent()
+		server, address, err := two.first.listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(server.Stop)
+		two.server = server
+		k.agents["headroom-"+n] = address
+		k.objects = append(k.objects, agentPod("headroom-"+n, "n"+n))
+	}
+	dir := t.TempDir()
+	stop, err := k.start(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	two.kubeconfig = filepath.Join(dir, "kubeconfig")
+	return two
+}
+
+// TestTopMovesToAnotherAgent has the agent that is asked end, or answer no more.
+func TestTopMovesToAnotherAgent(t *testing.T) {
+	for name, tt := range map[string]struct {
+		lose func(*twoAgents)
+		says string
+	}{
+		"ends":         {func(two *twoAgents) { two.server.Stop() }, "the agent at pod headroom-system/headroom-1 of node n1 has ended the connection"},
+		"falls silent": {func(two *twoAgents) { two.first.set("mute") }, "the agent at pod headroom-system/headroom-1 of node n1 took too long"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			two := newTwoAgents(t)
+			c, err := (&target{cluster: cluster.Options{Kubeconfig: two.kubeconfig}}).reach(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.conn.Close()
+			top := &topper{client: c}
+			sample := func(patience time.Duration) error {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				_, err := top.sample(ctx)
+				return err
+			}
+			if err := sample(topTimeout); err != nil || !strings.HasSuffix(c.at(), "of node n1") {
+				t.Fatalf("at first: %v, from %s", err, c.at())
+			}
+			tt.lose(two)
+			if err := sample(time.Second); err != nil && !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("got %v, want %q", err, tt.says)
+			}
+			for began := time.Now(); time.Since(began) < 10*time.Second; {
+				if err = sample(topTimeout); err == nil {
+					break
+				}
+			}
+			if err != nil || !strings.HasSuffix(c.at(), "of node n2") {
+				t.Errorf("in the end: %v, from %s, want an answer of the other agent", err, c.at())
+			}
+		})
 	}
 }
 

@@ -43,6 +43,20 @@ func TestTopInATerminal(t *testing.T) {
 	wantNoColors(t, raw)
 }
 
+// TestTopInATerminalMoves has the agent of a cluster end that top is connected to.
+func TestTopInATerminalMoves(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs tmux")
+	}
+	two := newTwoAgents(t)
+	s := newTerminal(t, 100, 24, meshctlLink(t), "--kubeconfig", two.kubeconfig, "top")
+	s.await("headroom-1 of node n1", "checkout")
+	two.server.Stop()
+	s.await("headroom-2 of node n2", "checkout", "q quit")
+	s.tmux("send-keys", "-t", s.name, "q")
+	s.await("ended with 0")
+}
+
 func wantNoColors(t *testing.T, raw string) {
 	t.Helper()
 	sent, err := os.ReadFile(raw)

@@ -10,6 +10,8 @@ import (
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 const (
@@ -33,7 +35,7 @@ COST (of one more request) and SLOTS (in use, of how many, and how many requests
 		RunE: func(cmd *cobra.Command, args []string) error {
 			t := &topper{service: firstOf(args)}
 			return a.converse(cmd.Context(), func(ctx context.Context, c *client) error {
-				t.client, t.agent = c, c.at()
+				t.client = c
 				if a.output == "text" && !once && isTerminal(cmd.OutOrStdout()) && os.Getenv("TERM") != "dumb" {
 					return t.live(ctx)
 				}
@@ -53,15 +55,19 @@ COST (of one more request) and SLOTS (in use, of how many, and how many requests
 // topper takes samples for the view.
 type topper struct {
 	client  *client
-	agent   string
 	service string // only this one; all if empty
 }
 
+// sample asks the agent, and leaves it if it takes too long: another may answer.
 func (t *topper) sample(ctx context.Context) (*meshv1.TopResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, topTimeout)
 	defer cancel()
 	answer, err := t.client.Top(ctx, &meshv1.TopRequest{Service: t.service})
-	return answer, t.client.explain(err)
+	explained := t.client.explain(err)
+	if status.Code(err) == codes.DeadlineExceeded {
+		t.client.hangUp(explained)
+	}
+	return answer, explained
 }
 
 // twice takes two samples and merges them.

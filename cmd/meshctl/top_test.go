@@ -255,7 +255,7 @@ func TestReplicasAreSortedByEachOrder(t *testing.T) {
 }
 
 func TestShortTimesAreReadable(t *testing.T) {
-	for x, want := range map[float64]string{0: "0µs", 0.00085: "850µs", 0.0015: "1.5ms", 0.012: "12ms", 1.25: "1.2s", 125: "2m"} {
+	for x, want := range map[float64]string{0: "0µs", 0.00085: "850µs", 0.0015: "1.5ms", 0.012: "12ms", 0.9994: "999ms", 0.9996: "1.0s", 1.25: "1.2s", 125: "2m"} {
 		if got := seconds(x); got != want {
 			t.Errorf("%v seconds are %q, want %q", x, got, want)
 		}
@@ -374,6 +374,19 @@ func TestLostAgentIsToldAndForgottenOnceItIsBack(t *testing.T) {
 	if strings.Contains(s.text(), "agent lost") {
 		t.Error("the agent is back, but still called lost")
 	}
+}
+
+func TestTheAgentThatAnswersIsNamed(t *testing.T) {
+	s := newScreen(t, 80, 24)
+	m := s.model.(topModel)
+	m.any = true
+	s.model = m
+	s.send(sampleMsg{answer: sample(10), at: "pod mesh/a"})
+	s.wants("agent pod mesh/a")
+	s.send(sampleMsg{err: errors.New("it has ended"), at: "pod mesh/a"})
+	s.wants("agent pod mesh/a", "agent lost, trying another: it has ended")
+	s.send(sampleMsg{answer: sample(11), at: "pod mesh/b"})
+	s.wants("agent pod mesh/b", "last 1.0s")
 }
 
 func TestAServiceThatDoesNotExistEndsTheView(t *testing.T) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,9 +18,13 @@ import (
 // live shows the view until the user quits.
 func (t *topper) live(ctx context.Context) error {
 	model := topModel{
-		agent:  t.agent,
-		sample: func() (*meshv1.TopResponse, error) { return t.sample(ctx) },
-		sheet:  sheet{live: true, styles: terminalStyles(os.Getenv("NO_COLOR") == "")},
+		agent: t.client.at(),
+		any:   t.client.any,
+		sample: func() sampleMsg {
+			answer, err := t.sample(ctx)
+			return sampleMsg{answer, err, t.client.at()}
+		},
+		sheet: sheet{live: true, styles: terminalStyles(os.Getenv("NO_COLOR") == "")},
 	}
 	last, err := tea.NewProgram(model, tea.WithContext(ctx)).Run()
 	if ctx.Err() != nil || errors.Is(err, tea.ErrInterrupted) {
@@ -34,7 +39,8 @@ func (t *topper) live(ctx context.Context) error {
 // topModel is the state of the live view.
 type topModel struct {
 	agent  string
-	sample func() (*meshv1.TopResponse, error)
+	any    bool // whether another agent does as well
+	sample func() sampleMsg
 
 	before, now *meshv1.TopResponse // the last two samples
 	view        topView
@@ -55,6 +61,7 @@ type (
 	sampleMsg struct {
 		answer *meshv1.TopResponse
 		err    error
+		at     string // the agent
 	}
 )
 
@@ -62,10 +69,7 @@ func tick() tea.Cmd {
 	return tea.Tick(topPeriod, func(time.Time) tea.Msg { return tickMsg{} })
 }
 
-func (m topModel) poll() tea.Msg {
-	answer, err := m.sample()
-	return sampleMsg{answer, err}
-}
+func (m topModel) poll() tea.Msg { return m.sample() }
 
 // Init takes the first sample.
 func (m topModel) Init() tea.Cmd { return func() tea.Msg { return tickMsg{} } }
@@ -105,6 +109,7 @@ func (m *topModel) take(sample sampleMsg) {
 		return
 	}
 	m.before, m.now = m.now, sample.answer
+	m.agent = cmp.Or(sample.at, m.agent)
 	m.view = merge(m.before, m.now)
 	if m.service() == nil && len(m.view.Services) > 0 {
 		m.selected = m.view.Services[0].Service
@@ -204,7 +209,11 @@ func (m topModel) lines() []string {
 func (m topModel) above() []string {
 	lines := []string{m.titleLine()}
 	if m.lost != nil {
-		lines = append(lines, m.alarm("agent lost, trying again: "+m.lost.Error()))
+		then := "trying again"
+		if m.any {
+			then = "trying another"
+		}
+		lines = append(lines, m.alarm("agent lost, "+then+": "+m.lost.Error()))
 	}
 	for _, line := range silent(m.view) {
 		lines = append(lines, m.alarm(line))

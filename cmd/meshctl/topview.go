@@ -386,7 +386,7 @@ func seconds(x float64) string {
 		return fmt.Sprintf("%dµs", d.Microseconds())
 	case d < 10*time.Millisecond:
 		return fmt.Sprintf("%.1fms", 1000*d.Seconds())
-	case d < time.Second:
+	case d < time.Second-time.Millisecond/2: // or it is rounded to 1000ms
 		return fmt.Sprintf("%.0fms", 1000*d.Seconds())
 	case d < 100*time.Second:
 		return fmt.Sprintf("%.1fs", d.Seconds())

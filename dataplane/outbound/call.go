@@ -298,6 +298,7 @@ func (c *call) Answered(h relay.Answer, now time.Time) ([]relay.Field, *fault.Er
 		told = nil
 	}
 	c.picked.Responded(now, now.Sub(c.began), told)
+	c.service.stays(c.start, c.outbound.cfg.Log)
 	c.answeredBy(h)
 	return nil, nil
 }

@@ -68,6 +68,7 @@ func (c *call) outside(why *fault.Error) (relay.Hop, bool) {
 	if !ok {
 		return relay.Hop{}, false
 	}
+	c.service.leaves(time.Now(), c.outbound.cfg.Log)
 	c.left = why
 	c.service.metrics.outside.Inc()
 	return relay.Hop{To: f.to, Deadline: c.deadline(), Forwarded: c.service.policy.Load().Forwarded}, true

@@ -1,6 +1,7 @@
 package outbound
 
 import (
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,7 @@ type service struct {
 
 	requests, errors, retries, probes, answers atomic.Uint64
 	lastUse                                    atomic.Int64 // Unix nanoseconds
+	lastOutside                                atomic.Int64 // Unix nanoseconds; 0: requests stay in the mesh
 }
 
 // inForce is a policy with the state that hangs on it, apart from the balancer's.
@@ -97,3 +99,24 @@ func (s *service) use(now time.Time) {
 }
 
 func (s *service) usedSince(t time.Time) bool { return s.lastUse.Load() > t.UnixNano() }
+
+// backAfter is how long requests must have stayed in the mesh for it to be said: where one in a few leaves, that is no news.
+const backAfter = 10 * time.Second
+
+// leaves notes that a request goes to where the service is to be had without the mesh.
+func (s *service) leaves(now time.Time, log *slog.Logger) {
+	if s.lastOutside.Swap(now.UnixNano()) == 0 {
+		log.Warn("requests leave the mesh, as no replica in it takes them: they go to the cluster IP, without the mesh's TLS", "service", s.name)
+	}
+}
+
+// stays notes that a request, which began at a time, was answered in the mesh.
+func (s *service) stays(began time.Time, log *slog.Logger) {
+	left := s.lastOutside.Load()
+	if left == 0 || began.UnixNano()-left < int64(backAfter) {
+		return
+	}
+	if s.lastOutside.CompareAndSwap(left, 0) {
+		log.Info("requests are in the mesh again", "service", s.name)
+	}
+}

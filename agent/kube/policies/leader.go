@@ -44,7 +44,7 @@ type leader struct {
 	agents   agents
 	away     error // of the first write that failed in this pass
 	wrote    bool  // something in this pass
-	unsaid   bool  // some status could not be written in this pass
+	unsaid   error // of the first status that could not be written in this pass
 	backoff  time.Duration
 }
 
@@ -79,7 +79,7 @@ func (l *leader) run(ctx context.Context) {
 
 // pass does what is to be done, and returns how long the next pass may wait if nothing changes.
 func (l *leader) pass(ctx context.Context) time.Duration {
-	l.away, l.wrote, l.unsaid = nil, false, false
+	l.away, l.wrote, l.unsaid = nil, false, nil
 	snapshot := l.cfg.Snapshot()
 	if snapshot.Revision == 0 {
 		return asking // this agent has not reached the registry yet
@@ -90,6 +90,9 @@ func (l *leader) pass(ctx context.Context) time.Duration {
 		outcomes[o.service()] = l.mirror(ctx, snapshot, o)
 	}
 	l.removeOrphans(ctx, snapshot, outcomes)
+	if ctx.Err() != nil {
+		return 0 // what failed meanwhile says nothing of objects
+	}
 	l.learn(objects, outcomes)
 	lag := l.ask(ctx)
 	for _, o := range objects {
@@ -101,7 +104,7 @@ func (l *leader) pass(ctx context.Context) time.Duration {
 // pace returns the time until the next pass. It grows while writes fail.
 func (l *leader) pace(lag bool) time.Duration {
 	switch {
-	case l.away != nil || l.unsaid:
+	case l.away != nil || l.unsaid != nil:
 		l.backoff = min(max(2*l.backoff, minBackoff), maxBackoff)
 		return l.backoff
 	case lag:
@@ -261,6 +264,7 @@ func (l *leader) learn(objects []object, outcomes map[registry.ServiceName]outco
 		counts[now.reason]++
 		switch before := l.outcomes[service]; {
 		case now == before:
+		case now.reason == reasonStored && before.reason == "" && l.written[service].revision != now.revision: // by the leader before
 		case now.reason == reasonStored:
 			l.log.Info("policy copied from Kubernetes", "service", service, "revision", now.revision)
 		case now.reason != before.reason || now.reason == reasonInvalid:

@@ -172,48 +172,46 @@ func (m *Mirror) campaign(ctx context.Context) error {
 	return nil
 }
 
-// lock says what goes wrong with the Lease, once until something else does: agents without the right to it try for ever.
+// lock says what goes wrong with the Lease, once until it goes well or something else does: agents without the right to it
+// try for ever.
 type lock struct {
 	resourcelock.Interface
 	log  *slog.Logger
-	said string // guarded by the elector, which does one thing at a time
+	said map[string]string // by what was tried; guarded by the elector, which does one thing at a time
 }
 
 func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
-	if !apierrors.IsNotFound(err) {
-		l.say(ctx, err)
-	}
+	l.say(ctx, "get", err, apierrors.IsNotFound)
 	return record, raw, err
 }
 
 func (l *lock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Create(ctx, r)
-	if !apierrors.IsAlreadyExists(err) {
-		l.say(ctx, err)
-	}
+	l.say(ctx, "create", err, apierrors.IsAlreadyExists)
 	return err
 }
 
 func (l *lock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Update(ctx, r)
-	if !apierrors.IsConflict(err) {
-		l.say(ctx, err)
-	}
+	l.say(ctx, "update", err, apierrors.IsConflict)
 	return err
 }
 
-func (l *lock) say(ctx context.Context, err error) {
-	if err == nil || ctx.Err() != nil || err.Error() == l.said {
-		return
+// say logs what is wrong, and not usual.
+func (l *lock) say(ctx context.Context, verb string, err error, usual func(error) bool) {
+	switch {
+	case err == nil || usual(err):
+		delete(l.said, verb)
+	case ctx.Err() == nil && l.said[verb] != err.Error():
+		l.said[verb] = err.Error()
+		l.log.Warn("can't hold the Lease "+Lease+": the policies of Kubernetes are copied when some agent can", "err", err)
 	}
-	l.said = err.Error()
-	l.log.Warn("can't hold the Lease "+Lease+": the policies of Kubernetes are copied when some agent can", "err", err)
 }
 
 func (m *Mirror) elector(elected func(context.Context)) (*leaderelection.LeaderElector, error) {
 	return leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: &lock{log: m.log, Interface: &resourcelock.LeaseLock{
+		Lock: &lock{log: m.log, said: map[string]string{}, Interface: &resourcelock.LeaseLock{
 			LeaseMeta:  metav1.ObjectMeta{Name: Lease, Namespace: m.cfg.Namespace},
 			Client:     m.cfg.Client.CoordinationV1(),
 			LockConfig: resourcelock.ResourceLockConfig{Identity: string(m.cfg.Node)},
@@ -275,7 +273,7 @@ func (m *Mirror) informer() (cache.SharedIndexInformer, error) {
 		UpdateFunc: func(any, any) { m.wake() },
 		DeleteFunc: func(any) { m.wake() },
 	})
-	return informer, errors.Join(added, informer.SetTransform(withoutManagers), informer.SetWatchErrorHandlerWithContext(m.watchFailed))
+	return informer, errors.Join(added, informer.SetTransform(withoutManagers), informer.SetWatchErrorHandlerWithContext((&watch{log: m.log}).failed))
 }
 
 // withoutManagers takes away what is long, and of no use here.
@@ -286,8 +284,19 @@ func withoutManagers(o any) (any, error) {
 	return o, nil
 }
 
-func (m *Mirror) watchFailed(ctx context.Context, _ *cache.Reflector, err error) {
-	if ctx.Err() == nil {
-		m.log.Warn("can't watch the ServicePolicy objects of Kubernetes: what was copied stays", "err", err)
+// watch says why objects can't be watched, once as long as that goes on.
+type watch struct {
+	log  *slog.Logger
+	said string // guarded by the informer, which tries one after the other
+	at   time.Time
+}
+
+func (w *watch) failed(ctx context.Context, _ *cache.Reflector, err error) {
+	const apart = 2 * time.Minute // more than the informer ever waits before it tries again
+	now := time.Now()
+	goesOn := now.Sub(w.at) < apart && err.Error() == w.said
+	w.said, w.at = err.Error(), now
+	if ctx.Err() == nil && !goesOn {
+		w.log.Warn("can't watch the ServicePolicy objects of Kubernetes: what was copied stays", "err", err)
 	}
 }

@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,6 +27,7 @@ import (
 	"k8s.io/client-go/dynamic/fake"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"sigs.k8s.io/yaml"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
@@ -54,9 +57,30 @@ type agent struct {
 	registry.Registry
 	metrics *prometheus.Registry
 	stop    func()
+	cancel  func() // stop without waiting
+	log     *log
 
 	mu       sync.Mutex
 	snapshot *registry.Snapshot // guarded by mu
+}
+
+// log keeps what an agent logs.
+type log struct {
+	mu   sync.Mutex
+	text strings.Builder // guarded by mu
+}
+
+func (l *log) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(line)
+}
+
+// count returns how many lines say so.
+func (l *log) count(words string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), words)
 }
 
 func (a *agent) last() *registry.Snapshot {
@@ -106,11 +130,11 @@ func (c *cluster) ask(context.Context) (answers []*meshv1.StatusResponse, missin
 
 // join starts an agent.
 func (c *cluster) join(node registry.NodeName) *agent {
-	a := &agent{Registry: c.store.Connect(node), snapshot: &registry.Snapshot{}, metrics: prometheus.NewRegistry()}
+	a := &agent{Registry: c.store.Connect(node), snapshot: &registry.Snapshot{}, metrics: prometheus.NewRegistry(), log: &log{}}
 	m, err := New(Config{
 		Node: node, Namespace: "headroom-system", Client: c.kube, Objects: c.objects,
 		Registry: a.Registry, Snapshot: a.last, Members: c.members, Statuses: c.ask,
-		Log: slog.New(slog.NewTextHandler(c.t.Output(), nil)), Metrics: a.metrics,
+		Log: slog.New(slog.NewTextHandler(io.MultiWriter(c.t.Output(), a.log), nil)), Metrics: a.metrics,
 	})
 	if err != nil {
 		c.t.Fatal(err)
@@ -120,6 +144,7 @@ func (c *cluster) join(node registry.NodeName) *agent {
 	c.agents[node] = a
 	c.mu.Unlock()
 	ctx, cancel := context.WithCancel(c.t.Context())
+	a.cancel = cancel
 	var running sync.WaitGroup
 	running.Go(func() {
 		_ = a.Registry.Run(ctx, func(s *registry.Snapshot) {
@@ -528,6 +553,114 @@ func TestALeaderThatLeavesIsReplacedAtOnce(t *testing.T) {
 			t.Errorf("leaders after %s has left: %v", first, second)
 		}
 	})
+}
+
+// TestTheNextLeaderSaysOnlyWhatIsNew expects no line for each policy that another leader has copied.
+func TestTheNextLeaderSaysOnlyWhatIsNew(t *testing.T) {
+	during(t, func(t *testing.T, c *cluster) {
+		const copied = "policy copied from Kubernetes"
+		first := c.agents[registry.NodeName(c.leaders()[0])]
+		c.apply("shop", "checkout", "{balancer: p2c}")
+		if n := first.log.count(copied); n != 1 {
+			t.Errorf("the first leader logs %d times that a policy is copied, want once", n)
+		}
+		first.stop()
+		pass(2 * retryPeriod)
+		second := c.agents[registry.NodeName(c.leaders()[0])]
+		c.apply("shop", "cart", "{balancer: p2c}")
+		if second.log.count(copied) != 1 || second.log.count("service=cart.shop") != 1 {
+			t.Error("the second leader doesn't log once that a policy is copied, and which")
+		}
+	})
+}
+
+// TestStatusesThatCantBeWritten expects one line for all objects, and none of a leader that is told to end.
+func TestStatusesThatCantBeWritten(t *testing.T) {
+	during(t, func(t *testing.T, c *cluster) {
+		leader := c.agents[registry.NodeName(c.leaders()[0])]
+		var leaves atomic.Bool
+		c.objects.PrependReactor("patch", "servicepolicies", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if leaves.Load() {
+				leader.cancel()
+			}
+			return true, nil, apierrors.NewForbidden(resource().GroupResource(), "x", errors.New("you may not"))
+		})
+		const failed = "can't write the status"
+		for i := range 20 {
+			c.apply("shop", fmt.Sprint("s", i), "{balancer: p2c}")
+		}
+		before := leader.log.count(failed)
+		pass(time.Minute)
+		if n := leader.log.count(failed) - before; n < 1 || n > int(time.Minute/maxBackoff) {
+			t.Errorf("in a minute it is logged %d times that a status can't be written, want once each time that all are tried", n)
+		}
+		leaves.Store(true)
+		before = leader.log.count("level=WARN")
+		pass(maxBackoff)
+		if n := leader.log.count("level=WARN") - before; n > 0 {
+			t.Errorf("a leader that ends logs %d warnings", n)
+		}
+	})
+}
+
+// TestObjectsThatCantBeWatched expects one line, however long that goes on, and policies to be copied when it is over.
+func TestObjectsThatCantBeWatched(t *testing.T) {
+	during(t, func(t *testing.T, c *cluster) {
+		var refused atomic.Bool
+		c.objects.PrependReactor("list", "servicepolicies", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return refused.Load(), nil, apierrors.NewForbidden(resource().GroupResource(), "", errors.New("you may not"))
+		})
+		refused.Store(true)
+		c.agents[registry.NodeName(c.leaders()[0])].stop()
+		pass(3 * time.Minute)
+		leader := c.agents[registry.NodeName(c.leaders()[0])]
+		if n := leader.log.count("can't watch"); n != 1 {
+			t.Errorf("in three minutes it is logged %d times that objects can't be watched, want once", n)
+		}
+		refused.Store(false)
+		c.apply("shop", "checkout", "{balancer: p2c}")
+		pass(time.Minute)
+		c.wantPolicy("checkout.shop", "p2c", document.ManagedByKubernetes)
+	})
+}
+
+// TestLeaseTrouble expects what is wrong with the Lease to be said once, and again if it was well meanwhile.
+func TestLeaseTrouble(t *testing.T) {
+	var out log
+	lease := &troubledLease{}
+	l := &lock{Interface: lease, log: slog.New(slog.NewTextHandler(&out, nil)), said: map[string]string{}}
+	for _, step := range []struct {
+		get, update error
+		want        int // lines so far
+	}{
+		{nil, errors.New("forbidden"), 1},
+		{nil, errors.New("forbidden"), 1},
+		{errors.New("away"), errors.New("forbidden"), 2},
+		{nil, nil, 2},
+		{nil, errors.New("forbidden"), 3},
+		{errors.New("away"), nil, 4},
+	} {
+		lease.get, lease.update = step.get, step.update
+		l.Get(t.Context())
+		l.Update(t.Context(), resourcelock.LeaderElectionRecord{})
+		if n := out.count("can't hold the Lease"); n != step.want {
+			t.Errorf("get: %v, update: %v: %d lines so far, want %d", step.get, step.update, n, step.want)
+		}
+	}
+}
+
+// troubledLease fails as it is told to.
+type troubledLease struct {
+	resourcelock.Interface
+	get, update error
+}
+
+func (l *troubledLease) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	return nil, nil, l.get
+}
+
+func (l *troubledLease) Update(context.Context, resourcelock.LeaderElectionRecord) error {
+	return l.update
 }
 
 func TestFewAgentsStandForElection(t *testing.T) {

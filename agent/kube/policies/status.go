@@ -74,7 +74,7 @@ func (a agents) waiting(revision int64) []string {
 	return append(waiting, a.missing...)
 }
 
-// report makes the status of an object say what came of it.
+// report makes the status of an object say what came of it. That it can't is logged once a pass: there may be many objects.
 func (l *leader) report(ctx context.Context, o object) {
 	before, ok := l.reported[o.GetUID()]
 	if !ok {
@@ -84,12 +84,13 @@ func (l *leader) report(ctx context.Context, o object) {
 	if reflect.DeepEqual(before, now) {
 		return
 	}
-	if err := l.writeStatus(ctx, o, now); err != nil && !apierrors.IsNotFound(err) {
-		l.unsaid = true
-		l.log.Warn("can't write the status of a ServicePolicy", "service", o.service(), "err", err)
-		return
+	switch err := l.writeStatus(ctx, o, now); {
+	case err == nil || apierrors.IsNotFound(err):
+		l.reported[o.GetUID()] = now
+	case ctx.Err() == nil && l.unsaid == nil:
+		l.unsaid = err
+		l.log.Warn("can't write the status of a ServicePolicy, and perhaps of others", "service", o.service(), "err", err)
 	}
-	l.reported[o.GetUID()] = now
 }
 
 func (l *leader) writeStatus(ctx context.Context, o object, status map[string]any) error {

@@ -87,7 +87,7 @@ const (
 
 func podState(p corev1.Pod) (state string, ready bool) {
 	if p.DeletionTimestamp != nil {
-		return "ends", false
+		return "ending", false
 	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue && p.Status.Phase == corev1.PodRunning {
