@@ -27,6 +27,9 @@ type inside struct {
 	over    chan struct{} // closed when it has ended
 	err     error         // then: why, if it was not to
 
+	// using is held while the namespace is looked into: closed, its descriptor may soon be that of another one.
+	using sync.RWMutex
+
 	// Only Pods.Run knows of the fields below.
 
 	at      found
@@ -76,8 +79,10 @@ func (in *inside) release(log *slog.Logger) {
 func (p *Pods) run(ctx context.Context, in *inside) {
 	namespace := in.at.namespace
 	in.err = p.capture(ctx, in)
+	in.using.Lock()
 	_ = namespace.Close()
 	close(in.over)
+	in.using.Unlock()
 	p.order(func(*orders) {}) // to take note
 }
 
@@ -171,21 +176,27 @@ func (p *Pods) Status() []Status {
 	}
 	p.mu.Unlock()
 	for _, in := range held {
-		if !in.isOver() {
-			all = append(all, in.status())
+		if s, ok := in.status(); ok {
+			all = append(all, s)
 		}
 	}
 	slices.SortFunc(all, func(a, b Status) int { return cmp.Compare(a.Pod.String(), b.Pod.String()) })
 	return all
 }
 
-func (in *inside) status() Status {
-	s := Status{Pod: in.pod, Connections: in.taken.Load()}
+// status is false once all is over.
+func (in *inside) status() (s Status, ok bool) {
+	in.using.RLock()
+	defer in.using.RUnlock()
+	if in.isOver() {
+		return s, false
+	}
+	s = Status{Pod: in.pod, Connections: in.taken.Load()}
 	select {
 	case <-in.capture.Ready():
 		s.Capture, s.Err = in.capture.Status()
 	default:
 		s.Err = errSettling
 	}
-	return s
+	return s, true
 }

@@ -374,6 +374,25 @@ func TestPods(t *testing.T) {
 }
 
 // TestVirtual has a pod connect to virtual addresses, whether or not an agent is there.
+// TestStatusOfAPodThatEnds asks while the pod's namespace is given up: nobody may look into what has its file descriptor next.
+func TestStatusOfAPodThatEnds(t *testing.T) {
+	n := newNode(t)
+	n.process(group("a"), newSpace(t))
+	p, _ := start(t, config(n))
+	for range 20 {
+		p.Set([]pods.Pod{pod("a")})
+		await(t, "it is captured", func() bool { return captured(p) == 1 })
+		p.Set(nil)
+		await(t, "it is captured no more", func() bool {
+			all := p.Status()
+			if len(all) == 1 && all[0].Err != nil {
+				t.Fatalf("its status: %v", all[0].Err)
+			}
+			return len(all) == 0
+		})
+	}
+}
+
 func TestVirtual(t *testing.T) {
 	n := newNode(t)
 	s := newSpace(t)
