@@ -81,7 +81,7 @@ func TestCaptureFollowsBoth(t *testing.T) {
 	})
 	s := f.builder.Snapshot()
 	here := registry.Endpoint{Service: "inbound", Node: "a", Address: netip.MustParseAddrPort("10.77.0.1:80"), Weight: 1}
-	for round := range 200 {
+	for round := range 60 {
 		var changing sync.WaitGroup
 		changing.Go(func() { a.apply(s) })
 		changing.Go(func() {
