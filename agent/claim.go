@@ -73,6 +73,11 @@ func (a *Agent) claim() (c claims, err error) {
 	if err = a.tryPorts(); err != nil {
 		return c, err
 	}
+	if a.names != nil {
+		if err = a.names.Try(); err != nil {
+			return c, fmt.Errorf("%w (--dns-listen)", err)
+		}
+	}
 	if c.admin, err = a.admin.Listen(); err != nil {
 		return c, fmt.Errorf("%w (--admin-socket)", err)
 	}

@@ -177,6 +177,13 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // Addrs returns where the server listens, once it is ready.
 func (s *Server) Addrs() []netip.AddrPort { return s.addrs }
 
+// Try fails if Run could not listen now.
+func (s *Server) Try() error {
+	sockets, err := listenAll(s.cfg.Addrs)
+	closeAll(sockets)
+	return err
+}
+
 // Run answers queries until ctx ends. What it changed in the system's files is undone when it returns. Run it once.
 func (s *Server) Run(ctx context.Context) error {
 	sockets, err := listenAll(s.cfg.Addrs)
