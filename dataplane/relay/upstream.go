@@ -171,8 +171,8 @@ func (u *Upstream) Cut() {
 	}
 }
 
-// connections counts those that are open.
-func (u *Upstream) connections() int {
+// Connections counts those that are open.
+func (u *Upstream) Connections() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return len(u.open) + len(u.http2)
