@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/headroom-mesh/headroom/agent/capture"
@@ -96,7 +97,10 @@ func (p *Pods) capture(ctx context.Context, in *inside) error {
 	listeners, err := in.capture.Listen()
 	if err != nil {
 		<-p.settling
-		return fmt.Errorf("%w; choose another port for captured connections", err)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			err = fmt.Errorf("%w; choose another port for captured connections", err)
+		}
+		return err
 	}
 	running, end := context.WithCancel(ctx)
 	captured, endCapture := context.WithCancel(context.WithoutCancel(ctx))

@@ -503,6 +503,29 @@ func TestPortTaken(t *testing.T) {
 	s.eventually(front, "captured "+front)
 }
 
+// TestNamespaceThatIsNone has an agent that finds something else where the namespace of a pod should be. No other port would help.
+func TestNamespaceThatIsNone(t *testing.T) {
+	n := newNode(t)
+	cmd := n.process(group("a"), newSpace(t))
+	ns := filepath.Join(n.proc, fmt.Sprint(cmd.Process.Pid), "ns")
+	other := filepath.Join(t.TempDir(), "net")
+	if err := errors.Join(os.WriteFile(other, nil, 0o600), os.Remove(ns), os.Symlink(filepath.Dir(other), ns)); err != nil {
+		t.Fatal(err)
+	}
+	p, _ := start(t, config(n))
+	p.Set([]pods.Pod{pod("a")})
+	await(t, "it is said why", func() bool {
+		status := p.Status()
+		if len(status) != 1 || !errors.Is(status[0].Err, syscall.EINVAL) {
+			return false
+		}
+		if err := status[0].Err; strings.Contains(err.Error(), "another port") {
+			t.Errorf("misleading advice: %v", err)
+		}
+		return true
+	})
+}
+
 // TestKilled kills the agent: pods' connections go where they would without one, and what is left there is harmless, and
 // removed by the next one.
 func TestKilled(t *testing.T) {
