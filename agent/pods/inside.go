@@ -168,20 +168,25 @@ var (
 // Status tells of all pods that are to be captured, or still are, in the order of their names.
 func (p *Pods) Status() []Status {
 	p.mu.Lock()
-	held := maps.Clone(p.inside)
+	held, failed := maps.Clone(p.inside), maps.Clone(p.failed)
+	wanted, ended := p.orders.wanted, p.ended
+	p.mu.Unlock()
 	var all []Status
-	for uid, pod := range p.orders.wanted {
-		switch {
-		case p.ended:
-			all = append(all, Status{Pod: pod})
-		case held[uid] == nil:
-			all = append(all, Status{Pod: pod, Err: cmp.Or(p.failed[uid], errNotFound)})
+	told := map[string]bool{}
+	for uid, in := range held {
+		s, ok := in.status()
+		if told[uid] = ok; ok {
+			all = append(all, s)
+		} else if in.err != nil {
+			failed[uid] = in.err // of which Run has not taken note yet
 		}
 	}
-	p.mu.Unlock()
-	for _, in := range held {
-		if s, ok := in.status(); ok {
-			all = append(all, s)
+	for uid, pod := range wanted {
+		switch {
+		case ended:
+			all = append(all, Status{Pod: pod})
+		case !told[uid]:
+			all = append(all, Status{Pod: pod, Err: cmp.Or(failed[uid], errNotFound)})
 		}
 	}
 	slices.SortFunc(all, func(a, b Status) int { return cmp.Compare(a.Pod.String(), b.Pod.String()) })

@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"errors"
 	"testing"
 	"time"
 )
@@ -29,5 +30,19 @@ func TestLookout(t *testing.T) {
 	}
 	if late := looks[len(looks)-1] - looks[len(looks)-2]; late < 4*firstTry {
 		t.Errorf("without hints there is still a look after %v", late)
+	}
+}
+
+// TestStatusOfAllThatAreWanted asks when a pod could not be captured, before Run has taken note.
+func TestStatusOfAllThatAreWanted(t *testing.T) {
+	p := New(Config{})
+	why := errors.New("no room")
+	in := &inside{pod: Pod{UID: "a", Namespace: "shop", Name: "a"}, over: make(chan struct{}), err: why}
+	close(in.over)
+	p.inside["a"] = in
+	p.Set([]Pod{in.pod, {UID: "b", Namespace: "shop", Name: "b"}})
+	all := p.Status()
+	if len(all) != 2 || all[0].Err != why || all[1].Err != errNotFound {
+		t.Errorf("got %+v, want two: %v, %v", all, why, errNotFound)
 	}
 }
