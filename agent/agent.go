@@ -51,6 +51,8 @@ type Agent struct {
 	own      first // set of the replicas that files declare on this node was
 	known    first // what Kubernetes says of this node is
 
+	recapturing sync.Mutex // held while what is captured is brought up to date
+
 	advertising sync.Mutex
 	// advertising guards the fields below.
 
@@ -227,8 +229,15 @@ func (a *Agent) apply(s *registry.Snapshot) {
 	if a.policies != nil {
 		a.policies.Update(s)
 	}
-	a.capturing.setReal(a.dataplane.CapturedAddresses())
+	a.recapture()
 	a.mesh.happened()
+}
+
+// recapture brings up to date which addresses are captured. Who asks first might else set last what is no longer so.
+func (a *Agent) recapture() {
+	a.recapturing.Lock()
+	defer a.recapturing.Unlock()
+	a.capturing.setReal(a.dataplane.CapturedAddresses())
 }
 
 // withdraw takes the replicas of this node out of the registry for good: they may still change while the last requests

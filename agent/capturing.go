@@ -369,7 +369,7 @@ func (a *Agent) newNames() error {
 		Control: sockets.Mark(a.cfg.mark()), Log: a.cfg.Log, Metrics: a.metrics,
 	})
 	return inFlags("names", map[string]string{
-		"Mode": "--dns", "Addrs": "--dns-listen", "Suffixes": "--dns-suffix", "Upstreams": "--dns-upstream",
+		"mode": "--dns", "addrs": "--dns-listen", "suffixes": "--dns-suffix", "upstreams": "--dns-upstream",
 	}, err)
 }
 

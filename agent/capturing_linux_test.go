@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/headroom-mesh/headroom/agent/capture"
 	"github.com/headroom-mesh/headroom/agent/meshtest"
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 	"github.com/headroom-mesh/headroom/policy"
@@ -67,6 +68,35 @@ func TestCaptureChurn(t *testing.T) {
 	}
 	if other := m.others(); len(other) > 0 {
 		t.Errorf("other changes of rules: %q", other)
+	}
+}
+
+// TestCaptureFollowsBoth has the registry and the replicas of the node change at the same time: what is captured follows both.
+func TestCaptureFollowsBoth(t *testing.T) {
+	a := capturingAgent(t, meshtest.NewNetwork(t).Node("a", netip.MustParsePrefix("10.77.0.1/24")))
+	f := newFlock(t, 1000)
+	f.put(registry.ServiceName("inbound").PolicyKey(), &meshv1.ServicePolicy{
+		ApiVersion: policy.APIVersion, Kind: policy.Kind, Metadata: &meshv1.Metadata{Name: "inbound"},
+		Spec: &meshv1.ServicePolicySpec{CaptureInbound: new(true)},
+	})
+	s := f.builder.Snapshot()
+	here := registry.Endpoint{Service: "inbound", Node: "a", Address: netip.MustParseAddrPort("10.77.0.1:80"), Weight: 1}
+	for round := range 60 {
+		var changing sync.WaitGroup
+		changing.Go(func() { a.apply(s) })
+		changing.Go(func() {
+			<-time.After(time.Duration(round) * 10 * time.Microsecond) // in the midst of the other
+			a.applyLocal([]registry.Endpoint{here}[:round%2])
+		})
+		changing.Wait()
+		status, err := a.capturing.all[1].capture.Status()
+		if err != nil {
+			t.Fatal(err)
+		}
+		real4 := slices.IndexFunc(status.Sets, func(s capture.Set) bool { return s.Name == "real4" })
+		if got, want := status.Sets[real4].Elements, len(a.dataplane.CapturedAddresses()); got != want {
+			t.Fatalf("round %d: %d real addresses are captured, want %d", round, got, want)
+		}
 	}
 }
 

@@ -54,20 +54,7 @@ func (a *Agent) claim() (c claims, err error) {
 	if c.mesh, err = listenOn(a.cfg.Mesh, "--mesh"); err != nil {
 		return c, err
 	}
-	for _, text := range a.cfg.Listen {
-		service, at, err := parseListen(text)
-		if err != nil {
-			return c, err
-		}
-		l, err := listenOn(at, "--listen")
-		if err != nil {
-			return c, err
-		}
-		c.services = append(c.services, dataplane.Listener{Service: service, Listener: l})
-	}
-	captured, err := a.listenCaptured()
-	c.services = append(c.services, captured...)
-	if err != nil {
+	if c.services, err = a.listenServices(); err != nil {
 		return c, err
 	}
 	if err = a.tryPorts(); err != nil {
@@ -77,6 +64,23 @@ func (a *Agent) claim() (c claims, err error) {
 		return c, fmt.Errorf("%w (--admin-socket)", err)
 	}
 	return c, nil
+}
+
+// listenServices returns what it has also if it fails.
+func (a *Agent) listenServices() (all []dataplane.Listener, err error) {
+	for _, text := range a.cfg.Listen {
+		service, at, err := parseListen(text)
+		if err != nil {
+			return all, err
+		}
+		l, err := listenOn(at, "--listen")
+		if err != nil {
+			return all, err
+		}
+		all = append(all, dataplane.Listener{Service: service, Listener: l})
+	}
+	captured, err := a.listenCaptured()
+	return append(all, captured...), err
 }
 
 // lockFolder keeps other agents away from the data folder as long as the returned file is open.
@@ -121,7 +125,13 @@ func (a *Agent) tryPorts() error {
 	if err != nil {
 		return inUse(err, "--gossip")
 	}
-	return l.Close()
+	if err := l.Close(); err != nil || a.names == nil {
+		return err
+	}
+	if err := a.names.Try(); err != nil {
+		return fmt.Errorf("%w (--dns-listen)", err)
+	}
+	return nil
 }
 
 func listenOn(at netip.AddrPort, flag string) (net.Listener, error) {

@@ -76,6 +76,9 @@ func TestWhatAnotherAgentHasFailsTheStartBeforeAnythingBegins(t *testing.T) {
 	other = configOf(t, "b", t.TempDir())
 	other.Metrics = a.cfg.Mesh
 	wantRefused(t, other, a.cfg.Mesh.String(), "--metrics")
+	other = configOf(t, "b", t.TempDir())
+	other.DNS, other.DNSListen = "listen", []netip.AddrPort{a.cfg.Mesh}
+	wantRefused(t, other, a.cfg.Mesh.String(), "another program is there already", "--dns-listen")
 
 	claimed.release()
 	b, err := New(configOf(t, "b", dir))

@@ -111,7 +111,7 @@ func (a *Agent) applyReplicas(change func(*replicas)) {
 	change(&a.replicas)
 	all := a.replicas.all()
 	a.dataplane.UpdateLocal(all)
-	a.capturing.setReal(a.dataplane.CapturedAddresses())
+	a.recapture()
 	if !a.left && a.replicas.localKnown && a.replicas.clusterKnown {
 		a.registry.Advertise(all)
 	}

@@ -33,6 +33,14 @@ func TestProblemsOfPartsAreToldInFlags(t *testing.T) {
 		{"virtual ranges", func(c *Config) {
 			c.VirtualIPv4, c.VirtualIPv6 = netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("fd00::/120")
 		}, []string{"--virtual-ipv4: 127.0.0.0/8 overlaps", "--virtual-ipv6: want an IPv6 prefix of 65536 addresses"}},
+		{"DNS", func(c *Config) {
+			c.DNS, c.DNSListen = "resolv.conf", []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:5353")}
+			c.DNSSuffixes, c.DNSUpstreams = []string{"mesh", "a b"}, []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:0")}
+		}, []string{"--dns-listen: want port 53 in mode resolv.conf", "--dns-suffix: want a domain", "--dns-upstream: want IP:PORT"}},
+		{"captured ranges", func(c *Config) {
+			c.Capture, c.DNS = true, DNSOff
+			c.VirtualIPv4, c.VirtualIPv6 = netip.MustParsePrefix("10.0.0.1/16"), netip.MustParsePrefix("fd00::1/64")
+		}, []string{"--virtual-ipv4: want the first address of the range, as in 10.0.0.0/16", "--virtual-ipv6: want the first address"}},
 		{"node", func(c *Config) { c.Node = "a b" }, []string{`--node: node "a b": want`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

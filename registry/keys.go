@@ -94,8 +94,8 @@ func isPrintable(s string) bool {
 func (e Endpoint) Validate() error {
 	problems := []error{e.Service.Validate(), e.Node.Validate()}
 	problems = append(problems, e.validateAddress())
-	if e.Weight < 0 || e.Weight > MaxWeight {
-		problems = append(problems, fmt.Errorf("weight %d: want 1 to %d, or 0, which counts as 1", e.Weight, MaxWeight))
+	if e.Weight < 0 || e.Weight > maxWeight {
+		problems = append(problems, fmt.Errorf("weight %d: want 1 to %d, or 0, which counts as 1", e.Weight, maxWeight))
 	}
 	return errors.Join(problems...)
 }

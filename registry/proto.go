@@ -88,11 +88,11 @@ func EndpointFromValue(value []byte) (Endpoint, error) {
 	if err := decode(value, record); err != nil {
 		return Endpoint{}, err
 	}
-	return EndpointFromProto(record)
+	return endpointFromProto(record)
 }
 
-// EndpointFromProto returns the endpoint that a record describes. An endpoint outside the mesh has no agent.
-func EndpointFromProto(r *meshv1.EndpointRecord) (Endpoint, error) {
+// endpointFromProto returns the endpoint that a record describes. An endpoint outside the mesh has no agent.
+func endpointFromProto(r *meshv1.EndpointRecord) (Endpoint, error) {
 	e := Endpoint{
 		Service: ServiceName(r.GetService()), Node: NodeName(r.GetNode()), Zone: r.GetZone(), Weight: weightFromProto(r.GetWeight()),
 		Protocol: protocolFromProto(r.GetProtocol()),
@@ -212,7 +212,7 @@ func SnapshotFromProto(r *meshv1.SnapshotRecord) (*Snapshot, error) {
 		problems = append(problems, inRecord("policy", p.GetMetadata().GetName(), err))
 	}
 	for _, record := range r.GetEndpoints() {
-		e, err := EndpointFromProto(record)
+		e, err := endpointFromProto(record)
 		if err == nil {
 			b.putEndpoint(time.Time{}, e)
 		}

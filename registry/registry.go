@@ -33,8 +33,8 @@ type Endpoint struct {
 	Protocol policy.Protocol
 }
 
-// MaxWeight bounds the weights of endpoints.
-const MaxWeight = 100
+// maxWeight bounds the weights of endpoints.
+const maxWeight = 100
 
 // ID returns the name of the endpoint, which stays the same over restarts of its agent.
 func (e Endpoint) ID() EndpointID {

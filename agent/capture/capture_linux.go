@@ -290,20 +290,30 @@ func (k *kernel) left() (left, error) {
 
 // made fails if a table has chains, but no rule of this package.
 func (k *kernel) made(t *nftables.Table) error {
-	chains, err := k.chains(t)
-	if err != nil || len(chains) == 0 {
-		return err
-	}
-	for _, c := range chains {
-		rules, err := k.rules(c)
-		if err != nil {
+	for range 2 { // it may be removed between a look at its chains and one at their rules
+		chains, err := k.chains(t)
+		if err != nil || len(chains) == 0 {
 			return err
 		}
-		for _, r := range rules {
-			if _, version := readComment(r); version > 0 {
-				return nil
-			}
+		if found, err := k.hasRules(chains); err != nil || found {
+			return err
 		}
 	}
 	return fmt.Errorf("there is an nftables table inet %s that was not made by an agent: rename or remove it", t.Name)
+}
+
+// hasRules reports whether a rule of this package is in one of the chains.
+func (k *kernel) hasRules(chains []*nftables.Chain) (bool, error) {
+	for _, c := range chains {
+		rules, err := k.rules(c)
+		if err != nil {
+			return false, err
+		}
+		for _, r := range rules {
+			if _, version := readComment(r); version > 0 {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
 }

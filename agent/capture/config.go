@@ -84,15 +84,9 @@ func (c Config) Validate() error {
 	if len(c.ranges()) == 0 && !c.Pod {
 		wrong("IPv4, IPv6: want a range of virtual addresses, at least of one kind")
 	}
-	if c.IPv4.IsValid() && !c.IPv4.Addr().Is4() {
-		wrong("IPv4: %v is no range of IPv4 addresses", c.IPv4)
-	}
-	if c.IPv6.IsValid() && !(c.IPv6.Addr().Is6() && !c.IPv6.Addr().Is4In6()) {
-		wrong("IPv6: %v is no range of IPv6 addresses", c.IPv6)
-	}
-	for _, r := range c.ranges() {
-		problems = append(problems, validateRange(r))
-	}
+	problems = append(problems,
+		validateRange("IPv4", c.IPv4, c.IPv4.Addr().Is4()),
+		validateRange("IPv6", c.IPv6, c.IPv6.Addr().Is6() && !c.IPv6.Addr().Is4In6()))
 	if slices.Contains(c.ExemptPorts, 0) {
 		wrong("ExemptPorts: 0 is no port, want 1 to 65535")
 	}
@@ -104,16 +98,21 @@ func (c Config) Validate() error {
 	return errors.Join(problems...)
 }
 
-func validateRange(r netip.Prefix) error {
+// validateRange takes the name of the field, which is the kind of address, and whether the range is of that kind.
+func validateRange(field string, r netip.Prefix, fits bool) error {
 	switch {
+	case !r.IsValid():
+		return nil
+	case !fits:
+		return fmt.Errorf("%s: %v is no range of %[1]s addresses", field, r)
 	case r != r.Masked():
-		return fmt.Errorf("range %v: want the first address of the range, as in %v", r, r.Masked())
+		return fmt.Errorf("%s: want the first address of the range, as in %v, got %v", field, r.Masked(), r)
 	case r.Bits() < 4:
-		return fmt.Errorf("range %v: that is most of all addresses, want one of at least 4 bits", r)
+		return fmt.Errorf("%s: %v is most of all addresses, want a prefix of at least 4 bits", field, r)
 	}
 	for _, taken := range []string{"127.0.0.0/8", "0.0.0.0/8", "224.0.0.0/4", "::1/128", "ff00::/8", "fe80::/10"} {
 		if p := netip.MustParsePrefix(taken); p.Overlaps(r) {
-			return fmt.Errorf("range %v: %v has a meaning of its own, choose another range", r, p)
+			return fmt.Errorf("%s: %v overlaps %v, which has a meaning of its own: choose another range", field, r, p)
 		}
 	}
 	return nil

@@ -274,9 +274,6 @@ func (g *Gossip) Members() []Member { return g.members.all() }
 // Changed returns a channel that is closed at the next change of Members. Ask for it before reading Members.
 func (g *Gossip) Changed() <-chan struct{} { return g.members.changed() }
 
-// Joined reports whether this agent has met another one since it started, or has none to meet.
-func (g *Gossip) Joined() bool { return g.members.hasMet() }
-
 // delegate gives memberlist the metadata of this agent. The rest of its interface is for messages of our own, of which
 // there are none.
 type delegate struct{ *Gossip }

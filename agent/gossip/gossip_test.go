@@ -148,9 +148,6 @@ func TestJoinBySeveralSeedsOfWhichOneIsDead(t *testing.T) {
 		if m.Zone != "z" || m.Version != "v1" || m.Gossip != at(1) || m.Mesh.String() != "10.0.0.1:15001" {
 			t.Errorf("member %+v", m)
 		}
-		if !a.Joined() || !b.Joined() {
-			t.Error("met one another, and Joined is false")
-		}
 	})
 }
 
@@ -158,9 +155,6 @@ func TestLonelyAgentWarnsOnceAndKeepsTrying(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *network) {
 		a := start(t, n, member(1, 2))
 		time.Sleep(5 * time.Minute)
-		if a.Joined() {
-			t.Error("Joined without anybody else")
-		}
 		if got := a.log.count("no seed answers"); got != 1 {
 			t.Errorf("%d warnings, want 1", got)
 		}
@@ -172,9 +166,9 @@ func TestLonelyAgentWarnsOnceAndKeepsTrying(t *testing.T) {
 func TestFirstAgentHasNobodyToMeet(t *testing.T) {
 	inBubble(t, func(t *testing.T, n *network) {
 		a, b := start(t, n, member(1)), start(t, n, member(2, 2))
-		synctest.Wait()
-		if !a.Joined() || !b.Joined() {
-			t.Errorf("Joined: %v without seeds, %v with itself as seed; want true", a.Joined(), b.Joined())
+		time.Sleep(5 * time.Minute)
+		if lonely := a.log.count("no seed answers") + b.log.count("no seed answers"); lonely > 0 {
+			t.Error("an agent without seeds, or with itself as seed, complains that none answers")
 		}
 	})
 }

@@ -55,7 +55,6 @@ type members struct {
 	// mu guards the fields below.
 	mu     sync.Mutex
 	byName map[registry.NodeName]Member
-	met    bool
 	change chan struct{} // closed at the next change
 }
 
@@ -103,9 +102,6 @@ func (ms *members) put(n *memberlist.Node, s State) Member {
 		m.Since = old.Since
 	}
 	ms.byName[m.Node] = m
-	if m.Node != ms.self {
-		ms.met = true
-	}
 	ms.forgetLocked(time.Now())
 	ms.metrics.count(ms.byName)
 	close(ms.change)
@@ -129,19 +125,6 @@ func (ms *members) changed() <-chan struct{} {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	return ms.change
-}
-
-func (ms *members) hasMet() bool {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	return ms.met
-}
-
-// nobodyToMeet notes that this agent is the first one.
-func (ms *members) nobodyToMeet() {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	ms.met = true
 }
 
 // encodeMetadata renders what agents tell about themselves: a Member without what memberlist tells anyway. Agents of

@@ -94,9 +94,6 @@ func (g *Gossip) meet(ctx context.Context, list *memberlist.Memberlist, self net
 	seeds, lookup := resolve(ctx, g.cfg.Join)
 	all := g.Members()
 	targets := missing(g.rand, all, seeds, self)
-	if len(targets) == 0 && lookup == nil {
-		g.members.nobodyToMeet()
-	}
 	rival, contested := g.rivals.take()
 	if contested {
 		// Timeout ends the wait for the news to spread, which goes on.

@@ -32,13 +32,11 @@ type forwarder struct {
 	dial      func(ctx context.Context, network, address string) (net.Conn, error)
 	upstreams atomic.Pointer[[]netip.AddrPort] // in the order in which they are asked
 	waiting   chan struct{}
-	buffers   sync.Pool // of *[]byte, for the largest datagrams
 }
 
 func newForwarder(control func(network, address string, c syscall.RawConn) error) *forwarder {
 	dialer := net.Dialer{Control: control}
 	f := &forwarder{dial: dialer.DialContext, waiting: make(chan struct{}, maxForwarded)}
-	f.buffers.New = func() any { return new(make([]byte, dns.MaxMsgSize)) }
 	f.upstreams.Store(new([]netip.AddrPort))
 	return f
 }
@@ -151,7 +149,7 @@ func (f *forwarder) exchange(ctx context.Context, network string, at netip.AddrP
 	query = slices.Clone(query)
 	id := header(query).id()
 	header(query).setID(randomID())
-	read, write := f.readDatagram, writeDatagram
+	read, write := readDatagram, writeDatagram
 	if network == "tcp" {
 		read, write = readStream, writeStream
 	}
@@ -178,18 +176,28 @@ func writeDatagram(conn net.Conn, query []byte) error {
 }
 
 // readDatagram waits for the answer among all that may come.
-func (f *forwarder) readDatagram(conn net.Conn, query []byte) ([]byte, error) {
-	buf := f.buffers.Get().(*[]byte)
-	defer f.buffers.Put(buf)
+func readDatagram(conn net.Conn, query []byte) ([]byte, error) {
+	buf := make([]byte, largestAnswer(query))
 	for {
-		n, err := conn.Read(*buf)
+		n, err := conn.Read(buf)
 		if err != nil {
 			return nil, err
 		}
-		if answer := (*buf)[:n]; isAnswerTo(answer, query) {
-			return slices.Clone(answer), nil
+		if answer := buf[:n]; isAnswerTo(answer, query) {
+			return answer, nil
 		}
 	}
+}
+
+// largestAnswer is the size of the largest datagram that may come. Many queries may wait at once, so it is not simply the
+// largest there can be.
+func largestAnswer(query []byte) int {
+	var q dns.Msg
+	if q.Unpack(query) != nil {
+		return dns.MaxMsgSize
+	}
+	const most = 4096 // that resolvers send to those who don't ask for more
+	return max(most, maxSize("udp", q.IsEdns0()))
 }
 
 func writeStream(conn net.Conn, query []byte) error { return writeFrame(conn, query) }

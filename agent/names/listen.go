@@ -57,7 +57,7 @@ func explain(at netip.AddrPort, err error) error {
 	what := fmt.Sprintf("answer DNS queries on %s", at)
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("%s: %w: a DNS server is there already; choose another address or port", what, err)
+		return fmt.Errorf("%s: %w: another program is there already, such as a DNS server; choose another address or port", what, err)
 	case errors.Is(err, syscall.EACCES):
 		return fmt.Errorf("%s: %w: a port below 1024 wants root or CAP_NET_BIND_SERVICE", what, err)
 	}

@@ -106,7 +106,7 @@ func (c Config) Validate() error {
 	var problems []error
 	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	if !slices.Contains([]Mode{Listen, Redirect, ResolvConf, Resolved}, c.Mode) {
-		problem("mode %q: want %s, %s, %s or %s", c.Mode, Listen, Redirect, ResolvConf, Resolved)
+		problem("mode: want %s, %s, %s or %s, got %q", Listen, Redirect, ResolvConf, Resolved, c.Mode)
 	}
 	for i, at := range c.Addrs {
 		if !at.IsValid() {
@@ -114,11 +114,11 @@ func (c Config) Validate() error {
 		}
 	}
 	if first := c.Addrs[0]; c.Mode == ResolvConf && first.Port() != dnsPort && first.Port() != 0 {
-		problem("addrs[0] %s: want port %d in mode %s, as that file names no ports", first, dnsPort, c.Mode)
+		problem("addrs[0]: want port %d in mode %s, as that file names no ports, got %s", dnsPort, c.Mode, first)
 	}
 	for i, suffix := range c.Suffixes {
 		if !isSuffix(suffix) {
-			problem("suffixes[%d] %q: want a domain below which services are named, such as mesh or mesh.example.com", i, suffix)
+			problem("suffixes[%d]: want a domain below which services are named, such as mesh or mesh.example.com, got %q", i, suffix)
 		}
 	}
 	if c.Lookup == nil {
@@ -126,7 +126,7 @@ func (c Config) Validate() error {
 	}
 	for i, at := range c.Upstreams {
 		if !at.IsValid() || at.Port() == 0 {
-			problem("upstreams[%d] %s: want IP:PORT of a resolver, such as 10.0.0.2:%d", i, at, dnsPort)
+			problem("upstreams[%d]: want IP:PORT of a resolver, such as 10.0.0.2:%d, got %s", i, dnsPort, at)
 		}
 	}
 	return errors.Join(problems...)
@@ -176,6 +176,13 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 
 // Addrs returns where the server listens, once it is ready.
 func (s *Server) Addrs() []netip.AddrPort { return s.addrs }
+
+// Try fails if Run could not listen now.
+func (s *Server) Try() error {
+	sockets, err := listenAll(s.cfg.Addrs)
+	closeAll(sockets)
+	return err
+}
 
 // Run answers queries until ctx ends. What it changed in the system's files is undone when it returns. Run it once.
 func (s *Server) Run(ctx context.Context) error {

@@ -651,8 +651,8 @@ func TestValidate(t *testing.T) {
 		Upstreams: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:0")},
 	}.Validate()
 	for _, want := range []string{
-		`mode "magic": want listen, redirect, resolv.conf or resolved`, "addrs[0]: want IP:PORT", "suffixes[1]", "suffixes[2]",
-		"suffixes[3]", "suffixes[4]", "suffixes[5]", "suffixes[6]", "lookup: missing", "upstreams[0] 10.0.0.2:0: want IP:PORT",
+		`mode: want listen, redirect, resolv.conf or resolved, got "magic"`, "addrs[0]: want IP:PORT", "suffixes[1]", "suffixes[2]",
+		"suffixes[3]", "suffixes[4]", "suffixes[5]", "suffixes[6]", "lookup: missing", "upstreams[0]: want IP:PORT",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("no word of %q in: %v", want, err)

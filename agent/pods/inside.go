@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/headroom-mesh/headroom/agent/capture"
@@ -26,6 +27,9 @@ type inside struct {
 	cancel  context.CancelFunc
 	over    chan struct{} // closed when it has ended
 	err     error         // then: why, if it was not to
+
+	// using is held while the namespace is looked into: closed, its descriptor may soon be that of another one.
+	using sync.RWMutex
 
 	// Only Pods.Run knows of the fields below.
 
@@ -76,8 +80,10 @@ func (in *inside) release(log *slog.Logger) {
 func (p *Pods) run(ctx context.Context, in *inside) {
 	namespace := in.at.namespace
 	in.err = p.capture(ctx, in)
+	in.using.Lock()
 	_ = namespace.Close()
 	close(in.over)
+	in.using.Unlock()
 	p.order(func(*orders) {}) // to take note
 }
 
@@ -91,7 +97,10 @@ func (p *Pods) capture(ctx context.Context, in *inside) error {
 	listeners, err := in.capture.Listen()
 	if err != nil {
 		<-p.settling
-		return fmt.Errorf("%w; choose another port for captured connections", err)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			err = fmt.Errorf("%w; choose another port for captured connections", err)
+		}
+		return err
 	}
 	running, end := context.WithCancel(ctx)
 	captured, endCapture := context.WithCancel(context.WithoutCancel(ctx))
@@ -159,33 +168,44 @@ var (
 // Status tells of all pods that are to be captured, or still are, in the order of their names.
 func (p *Pods) Status() []Status {
 	p.mu.Lock()
-	held := maps.Clone(p.inside)
+	held, failed := maps.Clone(p.inside), maps.Clone(p.failed)
+	wanted, ended := p.orders.wanted, p.ended
+	p.mu.Unlock()
 	var all []Status
-	for uid, pod := range p.orders.wanted {
-		switch {
-		case p.ended:
-			all = append(all, Status{Pod: pod})
-		case held[uid] == nil:
-			all = append(all, Status{Pod: pod, Err: cmp.Or(p.failed[uid], errNotFound)})
+	told := map[string]bool{}
+	for uid, in := range held {
+		s, ok := in.status()
+		if told[uid] = ok; ok {
+			all = append(all, s)
+		} else if in.err != nil {
+			failed[uid] = in.err // of which Run has not taken note yet
 		}
 	}
-	p.mu.Unlock()
-	for _, in := range held {
-		if !in.isOver() {
-			all = append(all, in.status())
+	for uid, pod := range wanted {
+		switch {
+		case ended:
+			all = append(all, Status{Pod: pod})
+		case !told[uid]:
+			all = append(all, Status{Pod: pod, Err: cmp.Or(failed[uid], errNotFound)})
 		}
 	}
 	slices.SortFunc(all, func(a, b Status) int { return cmp.Compare(a.Pod.String(), b.Pod.String()) })
 	return all
 }
 
-func (in *inside) status() Status {
-	s := Status{Pod: in.pod, Connections: in.taken.Load()}
+// status is false once all is over.
+func (in *inside) status() (s Status, ok bool) {
+	in.using.RLock()
+	defer in.using.RUnlock()
+	if in.isOver() {
+		return s, false
+	}
+	s = Status{Pod: in.pod, Connections: in.taken.Load()}
 	select {
 	case <-in.capture.Ready():
 		s.Capture, s.Err = in.capture.Status()
 	default:
 		s.Err = errSettling
 	}
-	return s
+	return s, true
 }

@@ -176,7 +176,7 @@ func (p *Pods) reconcile(ctx context.Context, entered *sync.WaitGroup, look *loo
 	if look.due(now, o.hinted) {
 		p.enter(ctx, entered, o, missing)
 	}
-	return min(wait, max(look.next.Sub(now), 0))
+	return min(wait, max(look.next().Sub(now), 0))
 }
 
 // take returns the orders, and notes that they are known.
@@ -188,22 +188,23 @@ func (p *Pods) take() orders {
 	return o
 }
 
-// lookout is when those are looked for that were not found.
+// lookout is when those are looked for that were not found. All processes of the node are looked at then.
 type lookout struct {
+	last time.Time
 	wait time.Duration
-	next time.Time
 }
 
-// due reports whether it is time, and if so, when it will be again.
+func (l *lookout) next() time.Time { return l.last.Add(max(l.wait, firstTry)) }
+
+// due reports whether it is time, and if so notes that it is done.
 func (l *lookout) due(now time.Time, hinted bool) bool {
 	if hinted {
-		*l = lookout{}
+		l.wait = 0
 	}
-	if now.Before(l.next) {
+	if now.Before(l.next()) {
 		return false
 	}
-	l.wait = min(max(2*l.wait, firstTry), lastTry)
-	l.next = now.Add(l.wait)
+	*l = lookout{now, min(max(2*l.wait, firstTry), lastTry)}
 	return true
 }
 

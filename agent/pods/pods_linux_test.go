@@ -281,6 +281,25 @@ func TestPods(t *testing.T) {
 }
 
 // TestVirtual has a pod connect to virtual addresses, whether or not an agent is there.
+// TestStatusOfAPodThatEnds asks while the pod's namespace is given up: nobody may look into what has its file descriptor next.
+func TestStatusOfAPodThatEnds(t *testing.T) {
+	n := newNode(t)
+	n.process(group("a"), newSpace(t))
+	p, _ := start(t, config(n))
+	for range 20 {
+		p.Set([]pods.Pod{pod("a")})
+		await(t, "it is captured", func() bool { return captured(p) == 1 })
+		p.Set(nil)
+		await(t, "it is captured no more", func() bool {
+			all := p.Status()
+			if len(all) == 1 && all[0].Err != nil {
+				t.Fatalf("its status: %v", all[0].Err)
+			}
+			return len(all) == 0
+		})
+	}
+}
+
 func TestVirtual(t *testing.T) {
 	n := newNode(t)
 	s := newSpace(t)
@@ -389,6 +408,29 @@ func TestPortTaken(t *testing.T) {
 	}
 	l.Close()
 	s.eventually(front, "captured "+front)
+}
+
+// TestNamespaceThatIsNone has an agent that finds something else where the namespace of a pod should be. No other port would help.
+func TestNamespaceThatIsNone(t *testing.T) {
+	n := newNode(t)
+	cmd := n.process(group("a"), newSpace(t))
+	ns := filepath.Join(n.proc, fmt.Sprint(cmd.Process.Pid), "ns")
+	other := filepath.Join(t.TempDir(), "net")
+	if err := errors.Join(os.WriteFile(other, nil, 0o600), os.Remove(ns), os.Symlink(filepath.Dir(other), ns)); err != nil {
+		t.Fatal(err)
+	}
+	p, _ := start(t, config(n))
+	p.Set([]pods.Pod{pod("a")})
+	await(t, "it is said why", func() bool {
+		status := p.Status()
+		if len(status) != 1 || !errors.Is(status[0].Err, syscall.EINVAL) {
+			return false
+		}
+		if err := status[0].Err; strings.Contains(err.Error(), "another port") {
+			t.Errorf("misleading advice: %v", err)
+		}
+		return true
+	})
 }
 
 // TestKilled kills the agent: pods' connections go where they would without one, and what is left there is harmless, and

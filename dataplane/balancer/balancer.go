@@ -66,7 +66,7 @@ func New(p policy.Policy, fleet *Fleet, shards int, seed uint64) *Balancer {
 		b.shards = append(b.shards, s)
 	}
 	_, b.asks = b.shards[0].picker.(Asker)
-	b.mine.New = func() any { return b.shards[int(b.dealt.Add(1))%len(b.shards)] }
+	b.mine.New = func() any { return b.shards[b.dealt.Add(1)%uint32(len(b.shards))] }
 	return b
 }
 
@@ -265,7 +265,7 @@ func (b *Balancer) Probed(now time.Time, shard int, e *Endpoint, r load.Report) 
 
 // Idled takes in a replica's word that it has nothing to do. It is for one shard, as for one dispatcher, each in turn.
 func (b *Balancer) Idled(now time.Time, e *Endpoint) {
-	s := b.shards[int(b.idled.Add(1))%len(b.shards)]
+	s := b.shards[b.idled.Add(1)%uint32(len(b.shards))]
 	set := b.fleet.Set(now)
 	if !set.has(e) {
 		return

@@ -64,7 +64,7 @@ func (p *prequalPicker) Update(now time.Time, set *Set) {
 		}
 	}
 	if p.pool == nil {
-		p.pool = prequal.NewScored(p.cfg, now, p.rng, func(k pooled) int32 { return k.of }, p.score)
+		p.pool = prequal.New(p.cfg, now, p.rng, func(k pooled) int32 { return k.of }, p.score)
 	}
 	present := make(map[seat]bool, len(set.seats))
 	for _, s := range set.seats {

@@ -45,7 +45,6 @@ type said struct {
 	open     bool
 	upgrades bool
 	named    bool // Connection names other fields
-	expects  bool
 }
 
 // Field appends the value of the first field with a name, given in lower case, to dst.
@@ -123,8 +122,6 @@ func (h *head) note(f *Field) error {
 		for element := range bytes.SplitSeq(f.Value, []byte(",")) {
 			h.TakesTrailers = h.TakesTrailers || is(trim(element), "trailers")
 		}
-	case expect:
-		h.expects = h.expects || is(f.Value, "100-continue")
 	case announce:
 		return checkAnnouncement(f.Value)
 	case disguise:

@@ -72,9 +72,6 @@ func (r *Request) readLine(l []byte) error {
 	return err
 }
 
-// ExpectsContinue reports whether the caller waits for 100 before it sends the body.
-func (r *Request) ExpectsContinue() bool { return r.expects && r.Minor == 1 }
-
 // Append appends the head as it is to be sent on, in origin form, without the fields for one connection and those for
 // agents, and without the empty line at its end.
 func (r *Request) Append(dst []byte) []byte {

@@ -85,11 +85,7 @@ func tellRequest(b []byte) string {
 	case n == 0:
 		return "needs more"
 	}
-	out := fmt.Sprintf("for %q, %s", r.Authority, tellHead(&r.head))
-	if r.ExpectsContinue() {
-		out += ", waits for 100"
-	}
-	return out + tellRest(b[n:]) + "\n    => " + plainly(r.Append(nil))
+	return fmt.Sprintf("for %q, %s", r.Authority, tellHead(&r.head)) + tellRest(b[n:]) + "\n    => " + plainly(r.Append(nil))
 }
 
 func tellResponse(b []byte, method string) string {

@@ -1,6 +1,7 @@
 package outbound
 
 import (
+	"maps"
 	"net/netip"
 	"sync"
 	"time"
@@ -15,6 +16,9 @@ const (
 	// patience is how long requests in flight to an agent that has fallen silent may go on waiting: it may be back in a
 	// moment. After that they fail, long before TCP would give up.
 	patience = 5 * time.Second
+	// forgetEvery is the time between two rounds in which ways are forgotten that nobody has asked for in keptRounds.
+	forgetEvery = time.Minute
+	keptRounds  = 5
 )
 
 // agents are the ways to other agents.
@@ -26,18 +30,24 @@ type agents struct {
 
 	all    map[netip.AddrPort]*ways
 	silent map[netip.AddrPort]time.Time // since when; those whose connections are yet to be cut
+	round  int
 }
 
 // ways are those to one agent: a connection is one caller's, as its certificate is.
 type ways struct {
-	node      *relay.Upstream
-	workloads map[identity.Workload]*relay.Upstream
+	node      *way
+	workloads map[identity.Workload]*way
+}
+
+type way struct {
+	*relay.Upstream
+	asked int // the round in which it was last asked for
 }
 
 func (w *ways) each(do func(*relay.Upstream)) {
-	do(w.node)
+	do(w.node.Upstream)
 	for _, u := range w.workloads {
-		do(u)
+		do(u.Upstream)
 	}
 }
 
@@ -51,18 +61,32 @@ func (as *agents) to(agent netip.AddrPort, w identity.Workload) *relay.Upstream 
 	defer as.mu.Unlock()
 	to := as.all[agent]
 	if to == nil {
-		to = &ways{node: as.connect(agent, identity.Workload{}), workloads: map[identity.Workload]*relay.Upstream{}}
+		to = &ways{node: &way{Upstream: as.connect(agent, identity.Workload{})}, workloads: map[identity.Workload]*way{}}
 		as.all[agent] = to
 	}
-	if w == (identity.Workload{}) {
-		return to.node
+	u := to.node
+	if w != (identity.Workload{}) {
+		if u = to.workloads[w]; u == nil {
+			u = &way{Upstream: as.connect(agent, w)}
+			to.workloads[w] = u
+		}
 	}
-	u := to.workloads[w]
-	if u == nil {
-		u = as.connect(agent, w)
-		to.workloads[w] = u
+	u.asked = as.round
+	return u.Upstream
+}
+
+// forget drops the ways that nobody has asked for in a while, and on which nothing is open: agents and workloads come and go.
+func (as *agents) forget() {
+	as.mu.Lock()
+	defer as.mu.Unlock()
+	as.round++
+	unused := func(w *way) bool { return as.round-w.asked > keptRounds && w.Connections() == 0 }
+	for agent, to := range as.all {
+		maps.DeleteFunc(to.workloads, func(_ identity.Workload, w *way) bool { return unused(w) })
+		if _, silent := as.silent[agent]; !silent && len(to.workloads) == 0 && unused(to.node) {
+			delete(as.all, agent)
+		}
 	}
-	return u
 }
 
 // fellSilent gives up the idle connections to an agent: a request on one of them would wait for an answer, where a new

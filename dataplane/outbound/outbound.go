@@ -157,12 +157,15 @@ func (o *Outbound) Run(ctx context.Context) error {
 	defer o.lines.close()
 	listening := listening{outbound: o, to: map[source]context.CancelFunc{}}
 	defer listening.end()
-	tick := time.NewTicker(idleTick)
+	tick, forget := time.NewTicker(idleTick), time.NewTicker(forgetEvery)
 	defer tick.Stop()
+	defer forget.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-forget.C:
+			o.agents.forget()
 		case <-tick.C:
 			now := time.Now()
 			o.agents.cutSilent(now)

@@ -67,24 +67,14 @@ func (e *entry[K]) share() float64 { return float64(e.rif) / float64(e.weight) }
 // unknown stands for a latency that the replica could not tell.
 const unknown = -1
 
-// New returns an empty pool of replicas that can bear the same load. Call Resize before anything else.
-func New[K comparable](cfg policy.Prequal, now time.Time, rng *rand.Rand) *Pool[K] {
-	return &Pool[K]{cfg: cfg, rng: rng, epoch: now}
-}
-
-// NewWeighted returns an empty pool of replicas of which some can bear more: what the rule goes by is the RIF divided by
-// the weight.
-func NewWeighted[K comparable](cfg policy.Prequal, now time.Time, rng *rand.Rand, weight func(K) int32) *Pool[K] {
-	return &Pool[K]{cfg: cfg, rng: rng, epoch: now, weight: weight}
-}
-
 // Score says how good a choice a pooled replica is; the lowest is the best. The RIF is divided by the weight; the latency, in
 // nanoseconds, is what to reckon with, whether it is known or not.
 type Score[K comparable] func(key K, rif, latency float64) float64
 
-// NewScored returns an empty pool that chooses, and removes the worst, by a score instead of the hot-cold rule. But for small
-// fleets it is the pool of Prequal in all else, so that rules can be compared on the same knowledge (§5.2).
-func NewScored[K comparable](cfg policy.Prequal, now time.Time, rng *rand.Rand, weight func(K) int32, score Score[K]) *Pool[K] {
+// New returns an empty pool. Call Resize before anything else. The rule goes by the RIF divided by the weight; nil: all
+// replicas can bear the same. With a score, the pool chooses by that, and removes the worst by it, instead of by the hot-cold
+// rule. But for small fleets it is the pool of Prequal in all else, so that rules can be compared on the same knowledge (§5.2).
+func New[K comparable](cfg policy.Prequal, now time.Time, rng *rand.Rand, weight func(K) int32, score Score[K]) *Pool[K] {
 	return &Pool[K]{cfg: cfg, rng: rng, epoch: now, weight: weight, score: score}
 }
 

@@ -66,7 +66,7 @@ func TestRoundRandomlyKeepsTheExpectation(t *testing.T) {
 // A pooled probe gets b_reuse uses on average, one of the two whole numbers next to it each time.
 func TestProbesAreUsedAsOftenAsEquation1Says(t *testing.T) {
 	const draws = 20_000
-	p := New[int](published(), time.Time{}, rand.New(rand.NewPCG(1, 1)))
+	p := New[int](published(), time.Time{}, rand.New(rand.NewPCG(1, 1)), nil, nil)
 	p.Resize(100, func(int) bool { return true })
 	got := map[int32]int{}
 	for i := range draws {
@@ -85,7 +85,7 @@ func TestScoredPool(t *testing.T) {
 	cfg.ProbesPerRequest = 16 // so many that a probe is used once
 	now := time.Unix(1000, 0)
 	score := func(key string, rif, latency float64) float64 { return 100*rif + latency }
-	p := NewScored(cfg, now, rand.New(rand.NewPCG(1, 1)), func(string) int32 { return 2 }, score)
+	p := New(cfg, now, rand.New(rand.NewPCG(1, 1)), func(string) int32 { return 2 }, score)
 	p.Resize(100, func(string) bool { return true })
 	for i, r := range []load.Report{
 		{RIF: 4, Latency: 70, Known: true}, // a: 2·100 + 70
@@ -114,7 +114,7 @@ func TestScoredPool(t *testing.T) {
 func TestProbeRateHolds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rate := rapid.Float64Range(0, 16).Draw(t, "r_probe")
-		p := New[int](policy.Prequal{ProbesPerRequest: rate}, time.Time{}, nil)
+		p := New[int](policy.Prequal{ProbesPerRequest: rate}, time.Time{}, nil, nil, nil)
 		sent := 0
 		for requests := range 1000 {
 			sent += p.ProbesDue()
@@ -131,7 +131,7 @@ func TestRemovalRateHolds(t *testing.T) {
 		rate := rapid.Float64Range(0, 8).Draw(t, "r_remove")
 		cfg := policy.Prequal{PoolSize: 256, RemovalsPerRequest: rate, MaxAge: time.Hour, QRIF: 0.84}
 		now := time.Unix(1000, 0)
-		p := New[int](cfg, now, rand.New(rand.NewPCG(1, 1)))
+		p := New[int](cfg, now, rand.New(rand.NewPCG(1, 1)), nil, nil)
 		p.Resize(1000, func(int) bool { return true })
 		removed := 0
 		for requests := range 200 {
@@ -150,7 +150,7 @@ func TestRemovalRateHolds(t *testing.T) {
 
 func TestPoolAllocatesNothing(t *testing.T) {
 	now := time.Unix(1000, 0)
-	p := New[int](published(), now, rand.New(rand.NewPCG(1, 1)))
+	p := New[int](published(), now, rand.New(rand.NewPCG(1, 1)), nil, nil)
 	p.Resize(100, func(int) bool { return true })
 	key := 0
 	request := func() {
@@ -180,7 +180,7 @@ func TestPoolAgreesWithModel(t *testing.T) {
 			QRIF:               rapid.SampledFrom([]float64{0, 0.3, 0.5, 0.84, 0.999, 1}).Draw(t, "q_rif"),
 		}
 		now := time.Unix(1000, 0)
-		p := New[string](cfg, now, rand.New(rand.NewPCG(1, rapid.Uint64().Draw(t, "seed"))))
+		p := New[string](cfg, now, rand.New(rand.NewPCG(1, rapid.Uint64().Draw(t, "seed"))), nil, nil)
 		m := &model{cfg: cfg}
 		resize := func(n int, gone ...string) {
 			p.Resize(n, func(k string) bool { return !in(k, gone) })
@@ -242,7 +242,7 @@ func TestPoolAgreesWithModel(t *testing.T) {
 // What a pool knows of a replica is fresh for half of what a request takes there.
 func TestFresh(t *testing.T) {
 	now := time.Unix(1000, 0)
-	p := New[string](published(), now, rand.New(rand.NewPCG(1, 1)))
+	p := New[string](published(), now, rand.New(rand.NewPCG(1, 1)), nil, nil)
 	p.Resize(4, func(string) bool { return true })
 	p.Add(now, "known", load.Report{Latency: 20 * time.Millisecond, Known: true})
 	p.Add(now, "unknown", load.Report{})
@@ -295,7 +295,7 @@ func TestRequestsRaiseExpectedLatency(t *testing.T) {
 		cfg := published()
 		cfg.Latency = tt.estimate
 		now := time.Unix(1000, 0)
-		p := NewWeighted[int](cfg, now, rand.New(rand.NewPCG(1, 1)), func(int) int32 { return tt.weight })
+		p := New(cfg, now, rand.New(rand.NewPCG(1, 1)), func(int) int32 { return tt.weight }, nil)
 		p.Resize(100, func(int) bool { return true })
 		p.Add(now, 1, load.Report{RIF: tt.rif, Latency: 100, Known: true})
 		p.Charge(1)

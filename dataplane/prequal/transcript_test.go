@@ -73,7 +73,7 @@ func newScene(t *testing.T, d *datadriven.TestData) *scene {
 		}
 	}
 	s := &scene{now: time.Unix(1000, 0)}
-	s.pool = New[string](cfg, s.now, rand.New(rand.NewPCG(1, 1)))
+	s.pool = New[string](cfg, s.now, rand.New(rand.NewPCG(1, 1)), nil, nil)
 	s.pool.Resize(fleet, func(string) bool { return true })
 	return s
 }

@@ -39,8 +39,8 @@ func (e *Engine) callerOn(c net.Conn, w identity.Workload, entry *Entry) Caller 
 	return Caller{ID: id, Workload: w}
 }
 
-// FieldCertificate tells a replica who calls, as Envoy has it. Only the agent beside it sets it.
-const FieldCertificate = "x-forwarded-client-cert"
+// fieldCertificate tells a replica who calls, as Envoy has it. Only the agent beside it sets it.
+const fieldCertificate = "x-forwarded-client-cert"
 
 // hidesCertificate reports whether what the caller says there is dropped: the replica might believe it.
 func (h *Hop) hidesCertificate() bool { return h.Certified || h.Forwarded.Tells() }

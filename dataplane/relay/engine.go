@@ -103,7 +103,7 @@ func (e *Engine) all() []*Upstream {
 func (e *Engine) connections() int {
 	n := 0
 	for _, u := range e.all() {
-		n += u.connections()
+		n += u.Connections()
 	}
 	return n
 }
@@ -114,7 +114,7 @@ func (e *Engine) reap(now time.Time) {
 		u.closeIdleSince(now.Add(-u.target.IdleTimeout).UnixMilli())
 		u.checkHTTP2(now)
 		e.mu.Lock()
-		if u.connections() == 0 {
+		if u.Connections() == 0 {
 			delete(e.upstreams, u)
 		}
 		e.mu.Unlock()

@@ -25,7 +25,7 @@ func (x *stream) requestLocked(hop *Hop) {
 		case f.Name == "host" && named: // it says the same
 		case f.Name == "x-forwarded-for" && hop.Forwarded == policy.ForwardedXFF: // part of the new one
 		case f.Name == "forwarded" && hop.Forwarded == policy.ForwardedRFC:
-		case f.Name == FieldCertificate && hop.hidesCertificate():
+		case f.Name == fieldCertificate && hop.hidesCertificate():
 		default:
 			fields = append(fields, *f)
 		}
@@ -35,7 +35,7 @@ func (x *stream) requestLocked(hop *Hop) {
 	}
 	fields = x.appendForwarded(fields, hop.Forwarded)
 	if hop.Certified && !x.caller.ID.IsZero() {
-		fields = append(fields, hpack.HeaderField{Name: FieldCertificate, Value: string(x.engine.certificateOf(nil, &x.caller))})
+		fields = append(fields, hpack.HeaderField{Name: fieldCertificate, Value: string(x.engine.certificateOf(nil, &x.caller))})
 	}
 	x.fields = fields
 	x.more = appendMore(x.more[:0], hop.Fields)

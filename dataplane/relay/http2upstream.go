@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/headroom-mesh/headroom/dataplane/h2"
@@ -134,13 +135,7 @@ func (u *Upstream) add(c *http2Conn) {
 func (u *Upstream) lost(c *http2Conn) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	var left []*http2Conn
-	for _, other := range u.http2 {
-		if other != c {
-			left = append(left, other)
-		}
-	}
-	u.http2 = left
+	u.http2 = slices.DeleteFunc(slices.Clone(u.http2), func(other *http2Conn) bool { return other == c })
 }
 
 func (u *Upstream) allHTTP2() []*http2Conn {

@@ -55,7 +55,7 @@ func (s *session) appendHead(dst []byte, hop *Hop) []byte {
 		s.head.Drop("forwarded")
 	}
 	if hop.hidesCertificate() {
-		s.head.Drop(FieldCertificate)
+		s.head.Drop(fieldCertificate)
 	}
 	dst = s.head.Append(dst)
 	if !s.entry.Agents {

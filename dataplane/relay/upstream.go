@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -146,8 +147,8 @@ func (u *Upstream) closeIdleSince(ms int64) {
 	for n < len(u.idle) && u.idle[n].used < ms { // they are in the order of their last use
 		n++
 	}
-	old := append([]*upstreamConn(nil), u.idle[:n]...)
-	u.idle = append(u.idle[:0], u.idle[n:]...)
+	old := slices.Clone(u.idle[:n])
+	u.idle = slices.Delete(u.idle, 0, n) // which lets go of them
 	u.mu.Unlock()
 	for _, c := range old {
 		c.drop()
@@ -160,7 +161,7 @@ func (u *Upstream) Cut() {
 	all := u.open
 	u.open, u.idle = nil, nil
 	u.cuts++
-	streams := append([]*http2Conn(nil), u.http2...)
+	streams := u.http2 // which is never changed, but replaced
 	u.mu.Unlock()
 	for _, c := range streams {
 		c.conn.Close()
@@ -170,8 +171,8 @@ func (u *Upstream) Cut() {
 	}
 }
 
-// connections counts those that are open.
-func (u *Upstream) connections() int {
+// Connections counts those that are open.
+func (u *Upstream) Connections() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return len(u.open) + len(u.http2)

@@ -3,7 +3,6 @@ package sim
 import (
 	"math"
 	"math/rand/v2"
-	"time"
 )
 
 // draw returns an amount of work, in nanoseconds at speed 1.
@@ -62,9 +61,6 @@ func (w Work) mean() float64 {
 	}
 	return mean
 }
-
-// MeanTime returns the mean of the work: of the clipped distribution if it is Normal, over all classes if it is a mixture.
-func (w Work) MeanTime() time.Duration { return time.Duration(w.mean()) }
 
 // zipf draws items by popularity.
 type zipf struct{ upTo []float64 } // sum of the shares of the items up to each

@@ -47,7 +47,7 @@ func TestNormalWorkIsClipped(t *testing.T) {
 			t.Errorf("quantile %v: got %.1f ms, want %v", tt.q, got, tt.want)
 		}
 	}
-	if got := w.MeanTime().Round(100 * time.Microsecond); got != 86700*time.Microsecond {
+	if got := time.Duration(w.mean()).Round(100 * time.Microsecond); got != 86700*time.Microsecond {
 		t.Errorf("mean: got %v, want 86.7ms", got)
 	}
 }

@@ -357,6 +357,26 @@ func TestDueChanges(t *testing.T) {
 	}
 }
 
+// TestManyAreGone wants the watch not to be held up for long by a day on which many services went away.
+func TestManyAreGone(t *testing.T) {
+	const many = 20_000
+	d := newDirectory(newPool(netip.MustParsePrefix("10.0.0.0/12"), netip.MustParsePrefix("fd00::/64")))
+	now := time.Now()
+	for n := range uint32(many) {
+		name := registry.ServiceName(fmt.Sprintf("web-%d", n))
+		a := registry.Addresses{Service: name, Released: now.Add(-25 * time.Hour)}
+		a.IPv4, a.IPv6 = d.pool.at(reserved + n)
+		d.changed(registry.Record{Key: name.AddressKey(), Value: encode(a), Revision: 7})
+		d.changed(registry.Record{Key: slotKey(reserved + n), Value: []byte(name), Revision: 7})
+	}
+	d.published(&registry.Snapshot{})
+	began := time.Now()
+	changes, _ := d.due(now)
+	if took := time.Since(began); len(changes) != many || took > 2*time.Second {
+		t.Errorf("%d changes are found in %v, want %d in less than 2s", len(changes), took, many)
+	}
+}
+
 // addressRecordOf reads KEY, KEY=VALUE or KEY@TIME, which is that of a release. Slots are those of web, and all addresses
 // those in slot 20.
 func addressRecordOf(text string) registry.Record {

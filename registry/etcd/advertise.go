@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -404,7 +403,9 @@ func (g *registrar) remove(ctx context.Context, keys []string) error {
 		if err := g.commit(ctx, ops); err != nil {
 			return err
 		}
-		maps.DeleteFunc(g.stored, func(key string, _ stored) bool { return slices.Contains(part, key) })
+		for _, key := range part {
+			delete(g.stored, key)
+		}
 	}
 	return nil
 }

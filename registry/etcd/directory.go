@@ -197,8 +197,9 @@ func (d *directory) due(now time.Time) (changes []change, used bool) {
 	if d.snapshot == nil {
 		return nil, false
 	}
+	slotsOf := sync.OnceValue(d.slotsByService) // most of the time nobody asks
 	for name, r := range d.records {
-		if c, ok := d.review(name, r, now); ok {
+		if c, ok := d.review(name, r, now, slotsOf); ok {
 			changes = append(changes, c)
 		}
 	}
@@ -219,7 +220,7 @@ func (d *directory) due(now time.Time) (changes []change, used bool) {
 
 // review compares a record with whether its service is there. A service whose record was deleted is there as long as it
 // has endpoints.
-func (d *directory) review(name registry.ServiceName, r addressRecord, now time.Time) (change, bool) {
+func (d *directory) review(name registry.ServiceName, r addressRecord, now time.Time, slotsOf func() map[registry.ServiceName][]uint32) (change, bool) {
 	away := !d.services[name] && !d.hasEndpoints(name)
 	switch released := !r.Released.IsZero(); {
 	case r.Service == "":
@@ -227,7 +228,7 @@ func (d *directory) review(name registry.ServiceName, r addressRecord, now time.
 		r.Released = now.UTC().Truncate(time.Second)
 		return r.rewrite(), true
 	case away && now.Sub(r.Released) >= keepReleased:
-		return d.takeBack(name, r), true
+		return takeBack(name, r, slotsOf()[name]), true
 	case d.services[name] && released:
 		r.Released = time.Time{}
 		return r.rewrite(), true
@@ -284,17 +285,24 @@ func (r addressRecord) rewrite() change {
 	return c
 }
 
-// takeBack frees the addresses of a service that is long gone.
-func (d *directory) takeBack(name registry.ServiceName, r addressRecord) change {
+// slotsByService returns the slots of each service: more than one if somebody deleted its addresses by hand.
+func (d *directory) slotsByService() map[registry.ServiceName][]uint32 {
+	all := make(map[registry.ServiceName][]uint32, len(d.slots))
+	for n, s := range d.slots {
+		all[s.service] = append(all[s.service], n)
+	}
+	return all
+}
+
+// takeBack frees the addresses of a service that is long gone, and its slots.
+func takeBack(name registry.ServiceName, r addressRecord, slots []uint32) change {
 	c := change{
 		service: name,
 		seen:    map[string]int64{name.Key(): 0, name.AddressKey(): r.revision},
 		deletes: []string{name.AddressKey()},
 	}
-	for n, s := range d.slots {
-		if s.service == name {
-			c.deletes = append(c.deletes, slotKey(n))
-		}
+	for _, n := range slots {
+		c.deletes = append(c.deletes, slotKey(n))
 	}
 	return c
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/headroom-mesh/headroom/registry"
 )
 
-// Adopt is the annotation by which an object takes the place of whatever else the store has for its service.
-const Adopt = "headroom.dev/adopt"
+// adopt is the annotation by which an object takes the place of whatever else the store has for its service.
+const adopt = "headroom.dev/adopt"
 
 // object is a ServicePolicy of Kubernetes. It is shared: nobody may change it.
 type object struct{ *unstructured.Unstructured }
@@ -26,7 +26,7 @@ func (o object) service() registry.ServiceName {
 }
 
 // adopts reports whether the object takes over what others wrote.
-func (o object) adopts() bool { return o.GetAnnotations()[Adopt] == "true" }
+func (o object) adopts() bool { return o.GetAnnotations()[adopt] == "true" }
 
 // document returns what the store is to have.
 func (o object) document() (*meshv1.ServicePolicy, error) {
@@ -70,7 +70,7 @@ func decide(o object, doc, stored *meshv1.ServicePolicy) decision {
 }
 
 func (o object) annotate() string {
-	return fmt.Sprintf("kubectl annotate servicepolicy -n %s %s %s=true", o.GetNamespace(), o.GetName(), Adopt)
+	return fmt.Sprintf("kubectl annotate servicepolicy -n %s %s %s=true", o.GetNamespace(), o.GetName(), adopt)
 }
 
 func managed(doc *meshv1.ServicePolicy) bool {

@@ -379,7 +379,7 @@ func TestWhatOperatorsWroteIsTakenOverOnlyWhenToldSo(t *testing.T) {
 		c.wantPolicy("checkout.shop", "round_robin", "")
 		c.wantCondition("shop", "checkout", "Accepted", "=False Conflict", "meshctl policy delete checkout.shop",
 			"kubectl annotate servicepolicy -n shop checkout headroom.dev/adopt=true")
-		c.apply("shop", "checkout", "{balancer: p2c}", Adopt, "true")
+		c.apply("shop", "checkout", "{balancer: p2c}", adopt, "true")
 		c.wantPolicy("checkout.shop", "p2c", document.ManagedByKubernetes)
 		c.wantCondition("shop", "checkout", "Accepted", "=True Stored")
 
@@ -415,7 +415,7 @@ func TestSomethingUnreadableIsAConflict(t *testing.T) {
 		c.store.Put(registry.ServiceName("checkout.shop").PolicyKey(), []byte("{"))
 		c.apply("shop", "checkout", "{balancer: p2c}")
 		c.wantCondition("shop", "checkout", "Accepted", "=False Conflict", "can't be read", "meshctl policy delete checkout.shop")
-		c.apply("shop", "checkout", "{balancer: p2c}", Adopt, "true")
+		c.apply("shop", "checkout", "{balancer: p2c}", adopt, "true")
 		c.wantPolicy("checkout.shop", "p2c", document.ManagedByKubernetes)
 		c.wantCondition("shop", "checkout", "Accepted", "=True Stored")
 	})

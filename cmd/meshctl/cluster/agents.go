@@ -16,8 +16,8 @@ import (
 // agentLabels select the pods of agents, as the chart labels them.
 const agentLabels = "app.kubernetes.io/name=headroom,app.kubernetes.io/component=agent"
 
-// AgentPort is where an agent's admin API listens, on its loopback address.
-const AgentPort = 15010
+// agentPort is where an agent's admin API listens, on its loopback address.
+const agentPort = 15010
 
 // Agent is the pod of an agent.
 type Agent struct {

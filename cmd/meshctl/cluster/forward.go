@@ -107,7 +107,7 @@ func (c *Cluster) noStreams(agent Agent, err error) error {
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("%s: the API server of %s can't connect to it in time: is its node up?", agent, c.name)
 	}
-	return fmt.Errorf("%s: forward its port %d: %w", agent, AgentPort, err)
+	return fmt.Errorf("%s: forward its port %d: %w", agent, agentPort, err)
 }
 
 // conn is a connection to an agent: a pair of streams, of which one carries only what goes wrong.
@@ -122,7 +122,7 @@ type conn struct {
 
 func open(streams httpstream.Connection, agent Agent) (net.Conn, error) {
 	headers := http.Header{}
-	headers.Set(corev1.PortHeader, strconv.Itoa(AgentPort))
+	headers.Set(corev1.PortHeader, strconv.Itoa(agentPort))
 	headers.Set(corev1.PortForwardRequestIDHeader, "0")
 	headers.Set(corev1.StreamType, corev1.StreamTypeError)
 	trouble, err := streams.CreateStream(headers)
@@ -150,7 +150,7 @@ type Silent struct {
 }
 
 func (s Silent) Error() string {
-	return fmt.Sprintf("%s does not answer at its port %d: %s", s.Agent, AgentPort, s.Says)
+	return fmt.Sprintf("%s does not answer at its port %d: %s", s.Agent, agentPort, s.Says)
 }
 
 // listen ends with the connection.

@@ -41,7 +41,7 @@ type Rule struct {
 // document.Problems.
 func (s Scenario) Plan(rules []Rule) ([]Case, error) {
 	if len(rules) == 0 {
-		for _, name := range s.RuleNames() {
+		for _, name := range s.ruleNames() {
 			rules = append(rules, Rule{Name: name})
 		}
 	}

@@ -184,7 +184,7 @@ func (r rules) apply(wanted Rule, c *sim.Config, problems *document.Problems) {
 
 // Rule returns the rule of a name: one of the scenario's, a balancer, or the oracle.
 func (s Scenario) Rule(name string) (Rule, error) {
-	known := s.RuleNames()
+	known := s.ruleNames()
 	for _, b := range policy.Balancers() {
 		known = append(known, string(b))
 	}

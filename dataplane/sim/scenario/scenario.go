@@ -63,8 +63,8 @@ func (s Scenario) Description() string { return s.doc.Spec.Description }
 // Source says where the figures of the scenario come from.
 func (s Scenario) Source() string { return s.doc.Spec.Source }
 
-// RuleNames returns the names of the scenario's own rules.
-func (s Scenario) RuleNames() []string {
+// ruleNames returns the names of the scenario's own rules.
+func (s Scenario) ruleNames() []string {
 	var names []string
 	for _, r := range rulesOf(s.doc.Spec) {
 		names = append(names, r.Name)
