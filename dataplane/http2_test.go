@@ -11,11 +11,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/headroom-mesh/headroom/dataplane/fault"
+	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
+	"golang.org/x/net/http2"
 )
 
 // serveHTTP2 starts a replica that speaks HTTP/2 without TLS.
@@ -98,4 +102,36 @@ func TestHTTP2Large(t *testing.T) {
 		}
 		m.quiet()
 	})
+}
+
+// TestHTTP2GoesAwayAtOnce has a replica that ends each connection as it comes: nobody may dial it without a pause.
+func TestHTTP2GoesAwayAtOnce(t *testing.T) {
+	m := newMesh(t, "a")
+	m.setPolicy("web", func(p *policy.Policy) { p.Timeout = 500 * time.Millisecond })
+	var connections atomic.Int32
+	l := listen(t, "127.0.0.1:0")
+	m.serveBytes(l, func(c net.Conn) {
+		connections.Add(1)
+		f := http2.NewFramer(c, c)
+		f.WriteSettings()
+		io.ReadFull(c, make([]byte, len(http2.ClientPreface)))
+		for {
+			frame, err := f.ReadFrame()
+			if err != nil {
+				return
+			}
+			if s, ok := frame.(*http2.SettingsFrame); ok && s.IsAck() {
+				f.WriteGoAway(0, http2.ErrCodeNo, nil)
+			}
+		}
+	})
+	m.registerAs(registry.Endpoint{Service: "web", Node: "a", Address: mustAddr(l.Addr().String()), Protocol: policy.ProtocolHTTP2})
+	a := m.nodes["a"]
+	a.client = a.http2Client(t)
+	resp, body := a.get(t, "http://web.mesh/")
+	wantFault(t, resp, body, fault.Timeout)
+	if n := connections.Load(); n > 20 {
+		t.Errorf("%d connections in half a second", n)
+	}
+	m.quiet()
 }

@@ -343,7 +343,7 @@ func (f *Fleet) keepLocked(home []*Endpoint) []*Endpoint {
 	return kept
 }
 
-// Each calls yield for every registered endpoint in the order of their IDs.
+// Each calls yield for every endpoint in scope, and those that something is remembered of, in the order of their IDs.
 func (f *Fleet) Each(now time.Time, yield func(*Endpoint, Avoidance)) {
 	set := f.Set(now)
 	f.mu.Lock()

@@ -45,7 +45,7 @@ func (m *metrics) service(name registry.ServiceName) *serviceMetrics {
 		return s
 	}
 	s := &serviceMetrics{duration: m.duration.WithLabelValues(string(name))}
-	for outcome, label := range [...]string{"ok", "failed", "canceled"} {
+	for outcome, label := range outcomes() {
 		s.requests[outcome] = m.requests.WithLabelValues(string(name), label)
 	}
 	m.services[name] = s
@@ -55,13 +55,20 @@ func (m *metrics) service(name registry.ServiceName) *serviceMetrics {
 // keep drops the series of all other services: idle series are how proxies run out of memory.
 func (m *metrics) keep(services map[registry.ServiceName]bool) {
 	for name := range m.services {
-		if !services[name] {
-			delete(m.services, name)
-			m.requests.DeletePartialMatch(prometheus.Labels{"service": string(name)})
-			m.duration.DeletePartialMatch(prometheus.Labels{"service": string(name)})
+		if services[name] {
+			continue
+		}
+		delete(m.services, name)
+		// By their full labels: to search all series for each service that goes would take for ever when many go at once.
+		m.duration.DeleteLabelValues(string(name))
+		for _, outcome := range outcomes() {
+			m.requests.DeleteLabelValues(string(name), outcome)
 		}
 	}
 }
+
+// outcomes are the labels of load.Outcome, in its order.
+func outcomes() [3]string { return [...]string{"ok", "failed", "canceled"} }
 
 func (s *serviceMetrics) finished(outcome load.Outcome, took time.Duration) {
 	s.requests[outcome].Inc()
