@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/headroom-mesh/headroom/dataplane/fault"
 	"github.com/headroom-mesh/headroom/dataplane/transport"
+	"github.com/headroom-mesh/headroom/policy"
 	"github.com/headroom-mesh/headroom/registry"
 )
 
@@ -67,6 +68,9 @@ func TestRoutesByHost(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	m := newMesh(t, "a", "b")
 	m.setPolicy("empty", noChange)
+	for _, service := range []registry.ServiceName{"ill", "leaving"} {
+		m.setPolicy(service, func(p *policy.Policy) { p.WaitForReady = 0 })
+	}
 	m.serve("web", "b", name("web"))
 	_, ill := m.serve("ill", "b", name("ill"))
 	m.setState(ill.ID(), registry.Unhealthy)

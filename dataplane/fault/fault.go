@@ -87,6 +87,8 @@ type Error struct {
 	Reason Reason
 	Detail string // one sentence for the caller
 	Code   int    // the HTTP status, where it says more than that of the reason. 0: that of the reason
+	// Lasting: it stays until somebody does something about it, so there is no use in waiting.
+	Lasting bool
 }
 
 func (e *Error) Error() string { return string(e.Reason) + ": " + e.Detail }

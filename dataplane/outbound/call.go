@@ -218,7 +218,7 @@ func (c *call) mayRetry(failed *fault.Error) *fault.Error {
 	case !failed.Reason.Unsent():
 		return failed
 	case c.tries == maxTries || c.waits > 0 || !c.service.retry(): // who has waited tries once each time
-		return fault.New(fault.RetriesExhausted, "no connection, and no retry left after try %d: %s", c.tries, failed.Detail)
+		return exhausted(failed, "no retry left after try %d", c.tries)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -23,12 +24,19 @@ func pickFault(ctx context.Context, name registry.ServiceName, err error, last *
 	case ctx.Err() != nil:
 		return fault.New(fault.Canceled, "the caller went away")
 	case errors.Is(err, errAllTried):
-		return fault.New(fault.RetriesExhausted, "no connection, and no other replica to try: %s", last.Detail)
+		return exhausted(last, "no other replica to try")
 	case errors.Is(err, balancer.ErrNoEndpoints):
 		return fault.New(fault.NoEndpoints, "service %q has no endpoints", name)
 	default:
 		return fault.New(fault.NoneReady, "no endpoint of service %q is ready", name)
 	}
+}
+
+// exhausted says why a call is not sent again after its last fault.
+func exhausted(last *fault.Error, why string, args ...any) *fault.Error {
+	f := fault.New(fault.RetriesExhausted, "no connection, and %s: %s", fmt.Sprintf(why, args...), last.Detail)
+	f.Lasting = last.Lasting
+	return f
 }
 
 func timeoutFault() *fault.Error { return fault.New(fault.Timeout, "the service's timeout ran out") }

@@ -89,7 +89,7 @@ func (c *call) await(ctx context.Context, why *fault.Error) *fault.Error {
 // patience returns how long the call may wait for a replica, and what tells that there is one.
 func (c *call) patience(now time.Time, why *fault.Error) (left time.Duration, back <-chan struct{}) {
 	s := c.service
-	if s == nil {
+	if s == nil || why.Lasting {
 		return 0, nil
 	}
 	longest := s.policy.Load().WaitForReady

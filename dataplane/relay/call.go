@@ -150,7 +150,22 @@ func (s *session) dial(hop *Hop, p Protocol) (*upstreamConn, *fault.Error) {
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return nil, lateFault()
 	}
-	return nil, fault.New(fault.ConnectFailed, "no connection to %s: %v", hop.To.target.Name, err)
+	return nil, unconnected(&hop.To.target, err)
+}
+
+// unconnected says that there is no connection.
+func unconnected(to *Target, err error) *fault.Error {
+	failed := fault.New(fault.ConnectFailed, "no connection to %s: %v", to.Name, err)
+	if e, ok := errors.AsType[lasting](err); ok {
+		failed.Lasting = e.Lasting()
+	}
+	return failed
+}
+
+// lasting is an error that knows whether it stays until somebody does something about it.
+type lasting interface {
+	error
+	Lasting() bool
 }
 
 func lateFault() *fault.Error { return fault.New(fault.Timeout, "the service's timeout ran out") }

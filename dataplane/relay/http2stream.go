@@ -172,7 +172,7 @@ func (x *stream) seek(ctx context.Context, hop *Hop, failed *fault.Error) {
 			continue
 		}
 		if err != nil {
-			hop, failed = nil, fault.New(fault.ConnectFailed, "no connection to %s: %v", hop.To.target.Name, err)
+			hop, failed = nil, unconnected(&hop.To.target, err)
 			if x.settle(nil, x.mustFail(failed)) {
 				return
 			}

@@ -161,7 +161,7 @@ func (s *http1Stream) run() {
 	if c == nil {
 		var err error
 		if c, err = s.to.dial(s.ctx, HTTP1); err != nil {
-			s.fails(fault.New(fault.ConnectFailed, "no connection to %s: %v", s.to.target.Name, err))
+			s.fails(unconnected(&s.to.target, err))
 			return
 		}
 	}

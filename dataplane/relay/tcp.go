@@ -148,7 +148,7 @@ func introduce(up *upstreamConn, from netip.AddrPort) *fault.Error {
 		return nil
 	}
 	if _, err := up.Write(sniff.AppendProxyHeader(nil, from, addrPort(up.RemoteAddr()))); err != nil {
-		return fault.New(fault.ConnectFailed, "no connection to %s: %v", target.Name, err)
+		return unconnected(target, err)
 	}
 	return nil
 }

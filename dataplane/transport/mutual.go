@@ -59,6 +59,9 @@ func (r *refusal) Error() string { return r.text }
 
 func (r *refusal) Unwrap() error { return r.err }
 
+// Lasting reports whether it may not also be that the other end is just about to end.
+func (r *refusal) Lasting() bool { return r.reason != notTLS }
+
 // NewMutual returns a Mutual for connections in either direction.
 func NewMutual(cfg MutualConfig) *Mutual {
 	if cfg.NamesAt == nil {

@@ -61,7 +61,7 @@ func TestStatedDefaultsHold(t *testing.T) {
 	actual := map[string]string{}
 	spec := policy.Effective(&meshv1.ServicePolicy{}).Spec
 	spec.Balancer, spec.Timeout, spec.Scope, spec.RetryBudget = "", "", nil, nil // not of a balancer
-	spec.Forwarded, spec.ProxyProtocol, spec.DetectTimeout, spec.CaptureReal, spec.CaptureInbound = "", nil, "", nil, nil
+	spec.WaitForReady, spec.Forwarded, spec.ProxyProtocol, spec.DetectTimeout, spec.CaptureReal, spec.CaptureInbound = "", "", nil, "", nil, nil
 	collect(spec.ProtoReflect(), "", actual)
 	if diff := cmp.Diff(actual, stated); diff != "" {
 		t.Errorf("docs/balancers.md states other defaults (-actual +stated):\n%s", diff)

@@ -196,7 +196,7 @@ type ServicePolicySpec struct {
 	Timeout string `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// How long requests wait for a replica after a service has lost its last, before they fail: 1ms to 5m, or "0s", not at all.
 	// The time counts from the loss, or from when all replicas began to refuse connections; after it, requests fail at once until
-	// one is back. Of each service an agent lets 1,000 wait at most. Default 10s: what a restart takes, or a move to another node.
+	// one is back. Of each service an agent lets 1,000 wait at most. Default 10s.
 	WaitForReady string `protobuf:"bytes,20,opt,name=wait_for_ready,json=waitForReady,proto3" json:"wait_for_ready,omitempty"`
 	// How replicas learn where a request comes from: "none" (what callers say is passed on as it is), "x_forwarded_for"
 	// (X-Forwarded-For, and -Proto and -Host where callers did not say), or "forwarded" (RFC 7239). With either of these
