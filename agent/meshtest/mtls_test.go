@@ -60,8 +60,8 @@ func withFiles(dirs map[string]string) func(node string) []string {
 	}
 }
 
-// lonely declares a service that only one node has, and waits until another one knows it.
-func lonely(t *testing.T, m *meshtest.Mesh, node string, known *meshtest.Agent) {
+// lonely declares a service that only one node has, and waits until agents know it.
+func lonely(t *testing.T, m *meshtest.Mesh, node string, known ...*meshtest.Agent) {
 	t.Helper()
 	for _, r := range m.Replicas {
 		if r.Node == node {
@@ -69,10 +69,12 @@ func lonely(t *testing.T, m *meshtest.Mesh, node string, known *meshtest.Agent) 
 			break
 		}
 	}
-	meshtest.Eventually(t, patience, "the service is known", func() bool {
-		services, _, _ := known.Meshctl("services")
-		return strings.Contains(services, "lonely")
-	})
+	for _, agent := range known {
+		meshtest.Eventually(t, patience, "the service is known", func() bool {
+			services, _, _ := agent.Meshctl("services")
+			return strings.Contains(services, "lonely")
+		})
+	}
 }
 
 // TestRefusedAgents has agents whose certificates the others don't take: everybody is told why.
@@ -106,7 +108,7 @@ func TestRefusedAgents(t *testing.T) {
 			cfg.Flags = withFiles(dirs)
 			m := meshtest.New(t, cfg)
 			a, b := m.StartAgent(m.Node("a")), m.StartAgent(m.Node("b"))
-			lonely(t, m, "b", a)
+			lonely(t, m, "b", a, b)
 			_, err := a.Caller().Get(t.Context(), "http://lonely.mesh/")
 			for _, word := range append(tt.told, "503 ", "agent "+m.Node("b").Addr.String()+":15008") {
 				if err == nil || !strings.Contains(err.Error(), word) {
