@@ -2,6 +2,7 @@ package dataplane_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -47,13 +48,16 @@ const waits = `headroom_outbound_waits_total{service="web"}`
 // TestWaitForReady expects requests to a service that has just lost its last replica to wait for the next.
 func TestWaitForReady(t *testing.T) {
 	for _, loss := range losses {
-		for _, client := range []string{"http1", "http2"} {
-			t.Run(loss.name+" "+client, func(t *testing.T) {
+		for _, way := range []struct {
+			client string
+			at     registry.NodeName
+		}{{"http1", "a"}, {"http1", "b"}, {"http2", "a"}, {"http2", "b"}} {
+			t.Run(fmt.Sprint(loss.name, " ", way), func(t *testing.T) {
 				m := newMesh(t, "a", "b")
 				m.setPolicy("web", noChange)
-				back := loss.lose(t, m, "b")
+				back := loss.lose(t, m, way.at)
 				a := m.nodes["a"]
-				if client == "http2" {
+				if way.client == "http2" {
 					a.client = a.http2Client(t)
 				}
 				const several = 5

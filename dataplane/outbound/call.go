@@ -31,7 +31,6 @@ type call struct {
 	status   int
 	failed   bool         // as the answer says
 	left     *fault.Error // why it has left the mesh, nil if it has not
-	mayWait  bool         // for a replica
 	waits    int          // how often it has
 
 	// Of the last try.
@@ -144,11 +143,7 @@ func isEndOf(rest []byte) bool { return len(rest) == 0 || rest[0] == '.' }
 // Waits reports whether the rule asks replicas before it places a request, or the request may have to wait for a replica.
 func (c *call) Waits() bool {
 	s := c.service
-	if s == nil {
-		return false
-	}
-	c.mayWait = c.tries > 0 || c.left != nil || s.fleet.Empty()
-	return c.mayWait || s.balancer.Load().Asks()
+	return s != nil && (c.tries > 0 || c.left != nil || s.fleet.Empty() || s.balancer.Load().Asks())
 }
 
 // Next picks a replica that was not tried yet. If there is none the call may leave the mesh; if nobody takes it there either,

@@ -58,7 +58,7 @@ func (a *absence) leave() { a.waiting.Add(-1) }
 func (c *call) await(ctx context.Context, why *fault.Error) *fault.Error {
 	now := time.Now()
 	left, back := c.patience(now, why)
-	if !c.mayWait || left <= 0 {
+	if left <= 0 || ctx.Done() == nil {
 		return why
 	}
 	if deadline := c.deadline(); !deadline.IsZero() {

@@ -132,7 +132,7 @@ func (x *stream) placeLocked(failed *fault.Error) {
 		x.seekLocked(nil, failed)
 		return
 	}
-	hop, no := x.call.Next(x.ctx, failed)
+	hop, no := x.call.Next(context.Background(), failed)
 	if no != nil {
 		x.refuseLocked(no)
 	} else if !x.sendLocked(&hop) {

@@ -34,7 +34,7 @@ type Call interface {
 	Waits() bool
 	// Next returns where to send the call: at first, and again after each try that left the call unsent, with what went
 	// wrong. It returns the fault with which to answer if the call can't be sent anywhere (any more). When ctx ends it
-	// waits no longer.
+	// waits no longer; if ctx has no end it does not wait at all.
 	Next(ctx context.Context, failed *fault.Error) (Hop, *fault.Error)
 	// Answered takes in the head of the response, which has come in answer to the last try, and returns the fields to add
 	// to it for the caller; they are valid until the Call ends. If it is the word of the replica's agent, not of the replica,
