@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -16,10 +17,12 @@ import (
 	"github.com/headroom-mesh/headroom/registry"
 )
 
-// freePort returns a loopback address at which nothing listens.
+// freePort returns a loopback address at which nothing listens, and that other programs of this machine don't get meanwhile.
 func freePort(t *testing.T) netip.AddrPort {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	const first = 2 // not 127.0, where all others are
+	ip := netip.AddrFrom4([4]byte{127, byte(first + rand.IntN(200)), byte(rand.IntN(256)), byte(1 + rand.IntN(254))})
+	l, err := net.Listen("tcp", netip.AddrPortFrom(ip, 0).String())
 	if err != nil {
 		t.Fatal(err)
 	}
