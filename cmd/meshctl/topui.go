@@ -234,8 +234,8 @@ func (m topModel) alarm(text string) string {
 
 func (m topModel) titleLine() string {
 	texts := []string{"meshctl top", "agent " + m.agent}
-	if m.view.Asked != "" {
-		texts = append(texts, "node "+m.view.Asked)
+	if node := "node " + m.view.Asked; m.view.Asked != "" && !strings.HasSuffix(m.agent, node) { // of a pod that is said
+		texts = append(texts, node)
 	}
 	switch {
 	case m.paused:

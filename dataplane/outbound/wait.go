@@ -36,6 +36,14 @@ func (a *absence) refused(now time.Time) time.Time {
 	return time.Unix(0, since)
 }
 
+// earlier returns when replicas began to refuse, if that is part of an absence which began at a time after it.
+func (a *absence) earlier(than time.Time) time.Time {
+	if since := time.Unix(0, a.refusing.Load()); since.UnixNano() != 0 && than.UnixNano()-a.was.Load() < int64(forgetful) && since.Before(than) {
+		return since
+	}
+	return than
+}
+
 // end notes that a replica has answered.
 func (a *absence) end() {
 	if a.refusing.Load() != 0 {
@@ -104,7 +112,7 @@ func (c *call) patience(now time.Time, why *fault.Error) (left time.Duration, ba
 		if set.Lost.IsZero() {
 			return 0, nil
 		}
-		return longest - now.Sub(set.Lost), set.Back
+		return longest - now.Sub(s.absence.earlier(set.Lost)), set.Back
 	}
 	return 0, nil
 }

@@ -24,6 +24,17 @@ func TestAbsence(t *testing.T) {
 	next := later.Add(forgetful + 1)
 	want(next, next)
 
+	if lost := next.Add(time.Second); !a.earlier(lost).Equal(next) {
+		t.Errorf("what is lost after refusals counts from %v, want the first of them, %v", a.earlier(lost), next)
+	}
+	if lost := next.Add(2 * forgetful); !a.earlier(lost).Equal(lost) {
+		t.Errorf("what is lost long after refusals counts from %v, want %v", a.earlier(lost), lost)
+	}
+	a.end()
+	if lost := next.Add(time.Second); !a.earlier(lost).Equal(lost) {
+		t.Errorf("what is lost after an answer counts from %v, want %v", a.earlier(lost), lost)
+	}
+
 	for range mostWaiting {
 		if !a.enter() {
 			t.Fatal("no place")
