@@ -79,12 +79,9 @@ const patience = 30 * time.Second
 type event struct {
 	name  string
 	pods  int // of each service end
-	kills int // requests of each series that may be in flight through what ends
+	kills int // requests of each series may be in flight through what is killed
 	do    func(t *testing.T)
 }
-
-// late is a request on a kept connection whose caller has not had the processor time yet to read that it was closed.
-const late = 1
 
 var events = []event{
 	{name: "restart of the deployments", pods: 3, do: func(t *testing.T) {
@@ -100,10 +97,10 @@ var events = []event{
 		scale(t, "abrupt", "10")
 		scale(t, "abrupt", "3")
 	}},
-	{name: "restart of the agents", kills: late, do: func(t *testing.T) {
+	{name: "restart of the agents", do: func(t *testing.T) {
 		kubectl(t, "--namespace", "headroom-system", "rollout", "restart", "daemonset/headroom")
 	}},
-	{name: "helm upgrade", kills: late, do: func(t *testing.T) {
+	{name: "helm upgrade", do: func(t *testing.T) {
 		helm(t, "upgrade", "headroom", "../../deploy/helm", "--namespace", "headroom-system", "--reuse-values", "--wait",
 			"--set-string", fmt.Sprintf("agent.podAnnotations.upgraded=%d", time.Now().Unix()))
 	}},
