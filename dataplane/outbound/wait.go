@@ -19,8 +19,10 @@ const (
 
 // absence says since when a service has been without a replica that takes requests, as its callers find.
 type absence struct {
-	waiting       atomic.Int32
-	refusing, was atomic.Int64 // since when all replicas have refused connections, and when last; Unix nanoseconds; 0: they don't
+	waiting atomic.Int32
+
+	// Since when all replicas have refused connections (0: they don't), and when they last did, in Unix nanoseconds.
+	refusing, lastRefusal atomic.Int64
 }
 
 // forgetful is how long replicas must not have been asked for what they refuse to be a new absence.
@@ -28,7 +30,7 @@ const forgetful = time.Minute
 
 // refused notes that all replicas refuse connections, and returns since when.
 func (a *absence) refused(now time.Time) time.Time {
-	last, since := a.was.Swap(now.UnixNano()), a.refusing.Load()
+	last, since := a.lastRefusal.Swap(now.UnixNano()), a.refusing.Load()
 	if since == 0 || now.UnixNano()-last > int64(forgetful) {
 		since = now.UnixNano()
 		a.refusing.Store(since)
@@ -38,7 +40,7 @@ func (a *absence) refused(now time.Time) time.Time {
 
 // earlier returns when replicas began to refuse, if that is part of an absence which began at a time after it.
 func (a *absence) earlier(than time.Time) time.Time {
-	if since := time.Unix(0, a.refusing.Load()); since.UnixNano() != 0 && than.UnixNano()-a.was.Load() < int64(forgetful) && since.Before(than) {
+	if since := time.Unix(0, a.refusing.Load()); since.UnixNano() != 0 && than.UnixNano()-a.lastRefusal.Load() < int64(forgetful) && since.Before(than) {
 		return since
 	}
 	return than
