@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
 )
 
 // Capture directs connections to the agent, from when Run is ready until it ends.
@@ -21,6 +23,7 @@ type Capture struct {
 	// mu guards the fields below.
 
 	kernel *kernel // nil: the rules are not in place
+	port   uint16  // at which captured connections arrive; zero: the configured one
 	four   bool    // only IPv4 is captured
 	real   Real
 }
@@ -95,20 +98,21 @@ func (c *Capture) start(k *kernel, r *router) error {
 	return nil
 }
 
-// claim takes the capture table, in place of what was left of one that another agent made. It fails before anything is
+// claim takes a capture table, in place of what was left of those that other agents made. It fails before anything is
 // changed if that can't be done, or the ranges are not free.
 func (c *Capture) claim(k *kernel, r *router) error {
 	left, err := k.left()
 	if err != nil {
 		return err
 	}
-	if left.owner != 0 {
-		return fmt.Errorf("%w: the process at netlink port %d, which is mostly its ID: stop it, or give one of them another network namespace", errBusy, left.owner)
+	if err := left.busy(c.cfg.TakeOver); err != nil {
+		return err
 	}
 	if err := r.free(c.cfg.ranges()); err != nil {
 		return err
 	}
-	return k.own(captureTable().Name, left.capture)
+	k.table = left.unowned()[0]
+	return k.own(k.table.Name, left.orphans())
 }
 
 // install guards first: nobody must get to a virtual address by a route of which the guard doesn't know.
@@ -121,7 +125,7 @@ func (c *Capture) install(k *kernel, r *router, cgroups []cgroup) error {
 		c.four = !six // what is redirected would have nowhere to go
 	}
 	k.guard(c.cfg)
-	if err := k.fill(c.cfg, c.four, cgroups, c.real.sorted); err != nil {
+	if err := k.fill(c.cfg, cmp.Or(c.port, c.cfg.Port), c.four, cgroups, c.real.sorted); err != nil {
 		return err
 	}
 	if err := k.flush(); err != nil {
@@ -204,7 +208,7 @@ func (c *Capture) Release() error {
 	if c.kernel == nil {
 		return nil
 	}
-	c.kernel.FlushTable(captureTable())
+	c.kernel.FlushTable(c.kernel.table)
 	if err := c.kernel.flush(); err != nil {
 		return fmt.Errorf("release new connections: %w", err)
 	}
@@ -222,18 +226,33 @@ func (c *Capture) end(k *kernel, r *router) error {
 
 // uninstall guards until there are no routes.
 func (c *Capture) uninstall(k *kernel, r *router) error {
-	k.DelTable(captureTable())
+	k.DelTable(k.table)
 	ownErr := k.flush()
 	var routesErr error
 	if !c.cfg.Pod {
 		_, routesErr = r.remove()
 	}
-	k.removeGuard()
-	guardErr := k.flush()
-	if err := errors.Join(ownErr, routesErr, guardErr); err != nil {
+	if err := errors.Join(ownErr, routesErr, k.leaveGuard()); err != nil {
 		return fmt.Errorf("remove nftables rules and routes: %w", err)
 	}
 	return nil
+}
+
+// leaveGuard removes the guard, unless another agent needs it: one that captures here, or just begins to.
+func (k *kernel) leaveGuard() error {
+	for {
+		generation, err := k.generation()
+		if err != nil {
+			return err
+		}
+		left, err := k.left()
+		if err != nil || !left.guard || len(left.owners()) > 0 {
+			return err
+		}
+		if err = k.send(generation, tableMessage(delTable, acked, guardTable().Name)); !errors.Is(err, unix.ERESTART) {
+			return err
+		}
+	}
 }
 
 // SetReal says which addresses of replicas are captured though they are real. Until connections are captured this is only
@@ -261,8 +280,44 @@ func (c *Capture) ShareReal(want Real) error {
 
 // left is what there is of this package's tables.
 type left struct {
-	capture, guard bool
-	owner          uint32 // of the capture table
+	capture []owned
+	guard   bool
+}
+
+// owners returns the capture tables of agents that run.
+func (l left) owners() []owned {
+	return slices.DeleteFunc(slices.Clone(l.capture), func(t owned) bool { return t.owner == 0 })
+}
+
+// orphans returns the names of capture tables that nobody owns.
+func (l left) orphans() (names []string) {
+	for _, t := range l.capture {
+		if t.owner == 0 {
+			names = append(names, t.name)
+		}
+	}
+	return names
+}
+
+// unowned returns the capture tables that can be had.
+func (l left) unowned() []*nftables.Table {
+	return slices.DeleteFunc(captureTables(), func(t *nftables.Table) bool {
+		return slices.ContainsFunc(l.owners(), func(o owned) bool { return o.name == t.Name })
+	})
+}
+
+// busy fails if another agent captures, or if so do an agent and its successor.
+func (l left) busy(takeOver bool) error {
+	owners := l.owners()
+	switch {
+	case len(owners) > 1 && takeOver:
+		return fmt.Errorf("%w, and so does its successor: wait until one of the processes at netlink ports %d and %d, which are mostly their IDs, has ended",
+			errBusy, owners[0].owner, owners[1].owner)
+	case len(owners) > 0 && !takeOver:
+		return fmt.Errorf("%w: the process at netlink port %d, which is mostly its ID: stop it, or give one of them another network namespace",
+			errBusy, owners[0].owner)
+	}
+	return nil
 }
 
 // left fails if there are tables of these names that are not of this package. One with an owner is not looked into, as it may
@@ -274,15 +329,18 @@ func (k *kernel) left() (left, error) {
 	}
 	var l left
 	for _, t := range tables {
-		switch t.name {
-		case captureTable().Name:
-			l.capture, l.owner = true, t.owner
-			if t.owner == 0 {
-				err = errors.Join(err, k.made(captureTable()))
-			}
-		case guardTable().Name:
+		if t.name == guardTable().Name {
 			l.guard = true
 			err = errors.Join(err, k.made(guardTable()))
+		}
+		for _, table := range captureTables() {
+			if t.name != table.Name {
+				continue
+			}
+			l.capture = append(l.capture, t)
+			if t.owner == 0 {
+				err = errors.Join(err, k.made(table))
+			}
 		}
 	}
 	return l, err

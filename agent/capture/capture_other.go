@@ -20,6 +20,12 @@ func New(Config) (*Capture, error) { return nil, errLinux }
 // Listen fails.
 func (*Capture) Listen() ([]net.Listener, error) { return nil, errLinux }
 
+// Port is never used.
+func (*Capture) Port() uint16 { return 0 }
+
+// Waiting returns none.
+func Waiting(net.Listener) int { return 0 }
+
 // Run fails.
 func (*Capture) Run(context.Context) error { return errLinux }
 

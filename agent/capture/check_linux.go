@@ -37,7 +37,7 @@ func (c *Capture) Arrived(ctx context.Context, from netip.AddrPort) (bool, error
 
 // connected looks for the agent's end of a connection.
 func (c *Capture) connected(from netip.AddrPort) (bool, error) {
-	for _, at := range c.cfg.addresses() {
+	for _, at := range c.cfg.addresses(c.Port()) {
 		if at.Addr().Is4() != from.Addr().Is4() {
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -57,6 +58,10 @@ type Config struct {
 	// addresses and else does nothing.
 	Pod bool
 
+	// TakeOver: capture also where another agent does. What is new comes here from then on; what that agent has captured stays
+	// with it until it ends. Only in pods. If Port is that agent's, captured connections come to the next one.
+	TakeOver bool
+
 	// Log is told when capture starts and ends, and what had to be mended. Nil: nobody is.
 	Log *slog.Logger
 }
@@ -80,6 +85,12 @@ func (c Config) Validate() error {
 	}
 	if c.DNSPort == 0 && (c.RedirectDNS || c.RedirectPodDNS) {
 		wrong("DNSPort: want the port, 1 to 65535, to which DNS queries are redirected")
+	}
+	if c.TakeOver && !c.Pod {
+		wrong("TakeOver: another agent can be taken over from in pods only: set Pod, or stop that agent first")
+	}
+	if c.TakeOver && c.Port == math.MaxUint16 {
+		wrong("Port: want the next one, too, to take over from an agent: 1 to 65534")
 	}
 	if len(c.ranges()) == 0 && !c.Pod {
 		wrong("IPv4, IPv6: want a range of virtual addresses, at least of one kind")
@@ -126,11 +137,19 @@ func (c Config) ranges() []netip.Prefix {
 // at is where captured connections of other network namespaces come to.
 func (c Config) at(r netip.Prefix) netip.AddrPort { return netip.AddrPortFrom(r.Addr(), c.Port) }
 
-// addresses is where all captured connections come to.
-func (c Config) addresses() []netip.AddrPort {
+// listenable returns the ports at which captured connections may come: an agent and its successor have one each.
+func (c Config) listenable() []uint16 {
+	if !c.Pod || c.Port == math.MaxUint16 {
+		return []uint16{c.Port}
+	}
+	return []uint16{c.Port, c.Port + 1}
+}
+
+// addresses is where all captured connections come to, at a port.
+func (c Config) addresses(port uint16) []netip.AddrPort {
 	all := []netip.AddrPort{
-		netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), c.Port),
-		netip.AddrPortFrom(netip.IPv6Loopback(), c.Port),
+		netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), port),
+		netip.AddrPortFrom(netip.IPv6Loopback(), port),
 	}
 	if c.Pod {
 		return all

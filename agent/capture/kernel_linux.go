@@ -19,13 +19,16 @@ const (
 	tableOwner = 2
 	// ownerAttribute is NFTA_TABLE_OWNER, the netlink port of that socket.
 	ownerAttribute = 7
+	// handleAttribute is NFTA_TABLE_HANDLE.
+	handleAttribute = 4
 
-	newTable     = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE
-	getTable     = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETTABLE
-	delTable     = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELTABLE
-	acked        = netlink.Request | netlink.Acknowledge
-	socketBuffer = 16 << 20         // a batch is one message to the kernel
-	patience     = 10 * time.Second // with a kernel that doesn't answer
+	newTable      = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWTABLE
+	getTable      = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETTABLE
+	delTable      = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELTABLE
+	getGeneration = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN
+	acked         = netlink.Request | netlink.Acknowledge
+	socketBuffer  = 16 << 20         // a batch is one message to the kernel
+	patience      = 10 * time.Second // with a kernel that doesn't answer
 )
 
 var (
@@ -43,6 +46,7 @@ var (
 type kernel struct {
 	*nftables.Conn
 	socket *netlink.Conn
+	table  *nftables.Table // the capture table of this agent, or of the one that is looked at
 }
 
 func dialKernel(ns namespace) (*kernel, error) {
@@ -105,25 +109,14 @@ func (k *kernel) drain() {
 	}
 }
 
-// own makes a table that lives as long as the socket, in place of what was left of an unowned one.
-func (k *kernel) own(name string, replace bool) error {
-	defer k.hurry()()
-	batch := []netlink.Message{message(unix.NFNL_MSG_BATCH_BEGIN, netlink.Request, 0, unix.NFNL_SUBSYS_NFTABLES)}
-	if replace {
-		batch = append(batch, tableMessage(delTable, acked, name))
+// own makes a table that lives as long as the socket, in place of what was left of unowned ones.
+func (k *kernel) own(name string, unowned []string) error {
+	var changes []netlink.Message
+	for _, left := range unowned {
+		changes = append(changes, tableMessage(delTable, acked, left))
 	}
 	flags := netlink.Attribute{Type: unix.NFTA_TABLE_FLAGS, Data: binary.BigEndian.AppendUint32(nil, tableOwner)}
-	batch = append(batch, tableMessage(newTable, acked|netlink.Create, name, flags),
-		message(unix.NFNL_MSG_BATCH_END, netlink.Request, 0, unix.NFNL_SUBSYS_NFTABLES))
-	_, err := k.socket.SendMessages(batch)
-	for range len(batch) - 2 { // all but the first and the last are acknowledged
-		if err == nil {
-			_, err = k.socket.Receive()
-		}
-	}
-	if err != nil {
-		k.drain()
-	}
+	err := k.send(nil, append(changes, tableMessage(newTable, acked|netlink.Create, name, flags))...)
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("%w (%w)", errBusy, err)
@@ -135,24 +128,73 @@ func (k *kernel) own(name string, replace bool) error {
 	return nil
 }
 
+// send sends changes. The kernel makes all of them, or none: these only if nothing has changed since a generation of rules,
+// unless that is nil.
+func (k *kernel) send(since []byte, changes ...netlink.Message) error {
+	defer k.hurry()()
+	var only []byte
+	if since != nil {
+		only = marshal(netlink.Attribute{Type: unix.NFNL_BATCH_GENID, Data: since})
+	}
+	batch := []netlink.Message{message(unix.NFNL_MSG_BATCH_BEGIN, netlink.Request, 0, unix.NFNL_SUBSYS_NFTABLES, only...)}
+	batch = append(batch, changes...)
+	batch = append(batch, message(unix.NFNL_MSG_BATCH_END, netlink.Request, 0, unix.NFNL_SUBSYS_NFTABLES))
+	_, err := k.socket.SendMessages(batch)
+	for range changes { // they are acknowledged, the first and the last message are not
+		if err == nil {
+			_, err = k.socket.Receive()
+		}
+	}
+	if err != nil {
+		k.drain()
+	}
+	return err
+}
+
+// generation returns by what the kernel knows that rules have changed.
+func (k *kernel) generation() ([]byte, error) {
+	defer k.hurry()()
+	replies, err := k.socket.Execute(message(getGeneration, netlink.Request, unix.AF_UNSPEC, 0))
+	if err != nil || len(replies) == 0 {
+		return nil, fmt.Errorf("read the generation of nftables rules: %w", err)
+	}
+	d, err := attributes(replies[0].Data)
+	if err != nil {
+		return nil, err
+	}
+	var id []byte
+	for d.Next() {
+		if d.Type() == unix.NFTA_GEN_ID {
+			id = d.Bytes()
+		}
+	}
+	return id, d.Err()
+}
+
 func message(kind netlink.HeaderType, flags netlink.HeaderFlags, family byte, resource uint16, data ...byte) netlink.Message {
 	header := binary.BigEndian.AppendUint16([]byte{family, unix.NFNETLINK_V0}, resource)
 	return netlink.Message{Header: netlink.Header{Type: kind, Flags: flags}, Data: append(header, data...)}
 }
 
 func tableMessage(kind netlink.HeaderType, flags netlink.HeaderFlags, name string, more ...netlink.Attribute) netlink.Message {
-	attributes := append([]netlink.Attribute{{Type: unix.NFTA_TABLE_NAME, Data: append([]byte(name), 0)}}, more...)
-	data, err := netlink.MarshalAttributes(attributes)
-	if err != nil {
-		panic(err) // they are too long, though they are constant
-	}
-	return message(kind, flags, unix.NFPROTO_INET, 0, data...)
+	all := append([]netlink.Attribute{{Type: unix.NFTA_TABLE_NAME, Data: append([]byte(name), 0)}}, more...)
+	return message(kind, flags, unix.NFPROTO_INET, 0, marshal(all...)...)
 }
 
-// owned is a table of family inet, and the netlink port of its owner; zero: it has none.
+func marshal(all ...netlink.Attribute) []byte {
+	data, err := netlink.MarshalAttributes(all)
+	if err != nil {
+		panic(err) // they are too long, though they are short
+	}
+	return data
+}
+
+// owned is a table of family inet, and the netlink port of its owner; zero: it has none. Tables that were made later have a
+// larger handle.
 type owned struct {
-	name  string
-	owner uint32
+	name   string
+	owner  uint32
+	handle uint64
 }
 
 // tables lists those of family inet. It is the first thing to do, as it tells what this process may do, and the kernel can.
@@ -179,14 +221,10 @@ func (k *kernel) tables() ([]owned, error) {
 }
 
 func decodeTable(b []byte) (owned, error) {
-	if len(b) < 4 {
-		return owned{}, errors.New("a message that is too short")
-	}
-	d, err := netlink.NewAttributeDecoder(b[4:])
+	d, err := attributes(b)
 	if err != nil {
 		return owned{}, err
 	}
-	d.ByteOrder = binary.BigEndian
 	var t owned
 	for d.Next() {
 		switch d.Type() {
@@ -194,9 +232,23 @@ func decodeTable(b []byte) (owned, error) {
 			t.name = d.String()
 		case ownerAttribute:
 			t.owner = d.Uint32()
+		case handleAttribute:
+			t.handle = d.Uint64()
 		}
 	}
 	return t, d.Err()
+}
+
+// attributes returns those of a message.
+func attributes(b []byte) (*netlink.AttributeDecoder, error) {
+	if len(b) < 4 {
+		return nil, errors.New("a message that is too short")
+	}
+	d, err := netlink.NewAttributeDecoder(b[4:])
+	if err == nil {
+		d.ByteOrder = binary.BigEndian
+	}
+	return d, err
 }
 
 // chains lists those of a table.

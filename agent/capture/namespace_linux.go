@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,10 +42,47 @@ func (n namespace) close() {
 	}
 }
 
-// Listen listens at all addresses to which captured connections come. It may be called before Run.
+// Listen listens at all addresses to which captured connections come. It may be called before Run, not at the same time.
 func (c *Capture) Listen() ([]net.Listener, error) {
+	all, err := c.listenAt(c.cfg.Port)
+	if !c.cfg.Pod || !errors.Is(err, unix.EADDRINUSE) {
+		return all, err
+	}
+	left, lookErr := leftIn(c.cfg.Netns)
+	if lookErr != nil || len(left.owners()) == 0 {
+		return nil, errors.Join(err, lookErr) // it is no agent's
+	}
+	if err := left.busy(c.cfg.TakeOver); err != nil {
+		return nil, err
+	}
+	return c.listenAt(c.cfg.Port + 1)
+}
+
+// leftIn returns what there is in a network namespace.
+func leftIn(netns string) (left, error) {
+	ns, err := openNamespace(netns)
+	if err != nil {
+		return left{}, err
+	}
+	defer ns.close()
+	k, err := dialKernel(ns)
+	if err != nil {
+		return left{}, err
+	}
+	defer k.close()
+	return k.left()
+}
+
+// Port returns where captured connections come to. Before Listen that is what the configuration says.
+func (c *Capture) Port() uint16 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return cmp.Or(c.port, c.cfg.Port)
+}
+
+func (c *Capture) listenAt(port uint16) ([]net.Listener, error) {
 	var all []net.Listener
-	for _, at := range c.cfg.addresses() {
+	for _, at := range c.cfg.addresses(port) {
 		l, err := listenIn(c.cfg.Netns, at.String(), freely)
 		if at.Addr().Is6() && (errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL)) {
 			continue // nor can anything come
@@ -57,7 +95,25 @@ func (c *Capture) Listen() ([]net.Listener, error) {
 		}
 		all = append(all, l)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.port = port
 	return all, nil
+}
+
+// Waiting returns how many connections wait to be accepted.
+func Waiting(l net.Listener) int {
+	var waiting uint32
+	if c, ok := l.(syscall.Conn); ok {
+		if raw, err := c.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) {
+				if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+					waiting = info.Unacked // which is this, of a socket that listens
+				}
+			})
+		}
+	}
+	return int(waiting)
 }
 
 // freely lets a socket have an address that this node has not yet.

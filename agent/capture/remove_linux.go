@@ -7,10 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/google/nftables"
 )
 
 // Remove removes what an agent that has died has left in a network namespace, given as in Config: the guard, the routes,
-// and a capture table without owner. It returns what that was. It changes nothing while an agent captures there.
+// and capture tables without owner. It returns what that was. It changes nothing while an agent captures there.
 func Remove(netns string) (removed []string, err error) {
 	ns, err := openNamespace(netns)
 	if err != nil {
@@ -26,8 +28,8 @@ func Remove(netns string) (removed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if left.owner != 0 {
-		return nil, fmt.Errorf("%w: the process at netlink port %d, which is mostly its ID: stop it, which removes everything", errBusy, left.owner)
+	if owners := left.owners(); len(owners) > 0 {
+		return nil, fmt.Errorf("%w: the process at netlink port %d, which is mostly its ID: stop it, which removes everything", errBusy, owners[0].owner)
 	}
 	removed, routesErr := removeRoutes(ns)
 	tables, tablesErr := k.removeTables(left)
@@ -90,9 +92,9 @@ func removeRoutes(ns namespace) ([]string, error) {
 
 func (k *kernel) removeTables(l left) ([]string, error) {
 	var removed []string
-	if l.capture {
-		k.DelTable(captureTable())
-		removed = append(removed, "table inet "+captureTable().Name)
+	for _, t := range l.capture {
+		k.DelTable(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
+		removed = append(removed, "table inet "+t.name)
 	}
 	if l.guard {
 		k.DelTable(guardTable())

@@ -24,9 +24,13 @@ const (
 	registerAfter16 = unix.NFT_REG_2
 )
 
-// captureTable directs connections. The agent owns it.
-func captureTable() *nftables.Table {
-	return &nftables.Table{Name: "headroom", Family: nftables.TableFamilyINet}
+// captureTables direct connections, those of an agent and of its successor. Each agent owns one. At the same priority the
+// kernel asks the chain first that was made last, so the successor decides.
+func captureTables() []*nftables.Table {
+	return []*nftables.Table{
+		{Name: "headroom", Family: nftables.TableFamilyINet},
+		{Name: "headroom-2", Family: nftables.TableFamilyINet},
+	}
 }
 
 // guardTable refuses what goes to virtual addresses all the same. It outlives the agent.
@@ -57,22 +61,22 @@ func readComment(r *nftables.Rule) (what string, version int) {
 
 // Sets.
 
-func uidSet() *nftables.Set {
-	return &nftables.Set{Table: captureTable(), Name: "exempt_uids", KeyType: nftables.TypeUID, KeyByteOrder: binaryutil.NativeEndian}
+func uidSet(of *nftables.Table) *nftables.Set {
+	return &nftables.Set{Table: of, Name: "exempt_uids", KeyType: nftables.TypeUID, KeyByteOrder: binaryutil.NativeEndian}
 }
 
-func portSet() *nftables.Set {
-	return &nftables.Set{Table: captureTable(), Name: "exempt_ports", KeyType: nftables.TypeInetService, KeyByteOrder: binaryutil.BigEndian}
+func portSet(of *nftables.Table) *nftables.Set {
+	return &nftables.Set{Table: of, Name: "exempt_ports", KeyType: nftables.TypeInetService, KeyByteOrder: binaryutil.BigEndian}
 }
 
 // realSet is that of the real addresses of a kind.
-func realSet(four bool) *nftables.Set {
+func realSet(of *nftables.Table, four bool) *nftables.Set {
 	name, address := "real6", nftables.TypeIP6Addr
 	if four {
 		name, address = "real4", nftables.TypeIPAddr
 	}
 	key := nftables.MustConcatSetType(address, nftables.TypeInetService)
-	return &nftables.Set{Table: captureTable(), Name: name, KeyType: key, KeyByteOrder: binaryutil.BigEndian}
+	return &nftables.Set{Table: of, Name: name, KeyType: key, KeyByteOrder: binaryutil.BigEndian}
 }
 
 // elements returns the real addresses of a kind as keys of its set.
@@ -224,8 +228,8 @@ func unreachable() []expr.Any {
 // sets are those that rules look things up in.
 type sets struct{ uids, ports, real4, real6 *nftables.Set }
 
-// fromHere returns the rules for what this network namespace sends.
-func (c Config) fromHere(s sets, four bool, cgroups []cgroup) []rule {
+// fromHere returns the rules for what this network namespace sends, to be captured at a port.
+func (c Config) fromHere(s sets, port uint16, four bool, cgroups []cgroup) []rule {
 	if four {
 		c.IPv6 = netip.Prefix{}
 	}
@@ -236,11 +240,12 @@ func (c Config) fromHere(s sets, four bool, cgroups []cgroup) []rule {
 	}
 	rules = append(rules, leavePorts(s))
 	for _, r := range c.ranges() {
-		rules = append(rules, rule{"redirect virtual " + kind(r), all(tcp(), toRange(r), redirect(c.Port))})
+		rules = append(rules, rule{"redirect virtual " + kind(r), all(tcp(), toRange(r), redirect(port))})
 	}
-	rules = append(rules, c.leaveItself(), rule{"redirect real IPv4", all(opening(), toReal(s.real4, true), redirect(c.Port))})
+	rules = append(rules, c.leaveItself()...)
+	rules = append(rules, rule{"redirect real IPv4", all(opening(), toReal(s.real4, true), redirect(port))})
 	if !four {
-		rules = append(rules, rule{"redirect real IPv6", all(opening(), toReal(s.real6, false), redirect(c.Port))})
+		rules = append(rules, rule{"redirect real IPv6", all(opening(), toReal(s.real6, false), redirect(port))})
 	}
 	if c.RedirectDNS {
 		rules = append(rules, c.redirectDNS()...)
@@ -254,7 +259,7 @@ func (c Config) fromElsewhere(s sets) []rule {
 	for _, r := range c.ranges() {
 		rules = append(rules, rule{"redirect virtual " + kind(r), all(tcp(), toRange(r), deliver(c.at(r)))})
 	}
-	rules = append(rules, c.leaveItself())
+	rules = append(rules, c.leaveItself()...)
 	for _, r := range c.ranges() {
 		set, four := s.real6, r.Addr().Is4()
 		if four {
@@ -276,9 +281,12 @@ func leavePorts(s sets) rule {
 	return rule{"leave exempt ports", all(tcp(), []expr.Any{toPort(register), in(s.ports)}, leave())}
 }
 
-// leaveItself is there as a real address may be the agent's own.
-func (c Config) leaveItself() rule {
-	return rule{"leave the port of captured connections", all(tcp(), onPort(c.Port), leave())}
+// leaveItself is there as a real address may be the agent's own, or its successor's.
+func (c Config) leaveItself() (rules []rule) {
+	for _, port := range c.listenable() {
+		rules = append(rules, rule{"leave the port of captured connections", all(tcp(), onPort(port), leave())})
+	}
+	return rules
 }
 
 func (c Config) redirectDNS() []rule {
@@ -334,8 +342,8 @@ func kind(r netip.Prefix) string {
 }
 
 // fill puts sets, chains and rules into the capture table, which must be empty, when flushed.
-func (k *kernel) fill(c Config, four bool, cgroups []cgroup, addrs []netip.AddrPort) error {
-	s := sets{uidSet(), portSet(), realSet(true), realSet(false)}
+func (k *kernel) fill(c Config, port uint16, four bool, cgroups []cgroup, addrs []netip.AddrPort) error {
+	s := sets{uidSet(k.table), portSet(k.table), realSet(k.table, true), realSet(k.table, false)}
 	for set, content := range map[*nftables.Set][]nftables.SetElement{s.uids: c.uids(), s.ports: c.ports(), s.real4: nil, s.real6: nil} {
 		if err := k.AddSet(set, content); err != nil {
 			return fmt.Errorf("make nftables set %s: %w", set.Name, err)
@@ -344,8 +352,8 @@ func (k *kernel) fill(c Config, four bool, cgroups []cgroup, addrs []netip.AddrP
 	if err := k.change(nil, addrs); err != nil {
 		return err
 	}
-	t := captureTable()
-	k.chain(t, "output", nftables.ChainTypeNAT, nftables.ChainHookOutput, c.fromHere(s, four, cgroups))
+	t := k.table
+	k.chain(t, "output", nftables.ChainTypeNAT, nftables.ChainHookOutput, c.fromHere(s, port, four, cgroups))
 	if c.Pod {
 		return nil
 	}
@@ -411,12 +419,12 @@ func firstOfNAT() *nftables.ChainPriority {
 func (k *kernel) change(gone, come []netip.AddrPort) error {
 	for _, four := range []bool{true, false} {
 		for part := range slices.Chunk(elements(gone, four), elementsPerMessage) {
-			if err := k.SetDeleteElements(realSet(four), part); err != nil {
+			if err := k.SetDeleteElements(realSet(k.table, four), part); err != nil {
 				return fmt.Errorf("remove real addresses: %w", err)
 			}
 		}
 		for part := range slices.Chunk(elements(come, four), elementsPerMessage) {
-			if err := k.SetAddElements(realSet(four), part); err != nil {
+			if err := k.SetAddElements(realSet(k.table, four), part); err != nil {
 				return fmt.Errorf("add real addresses: %w", err)
 			}
 		}

@@ -2,6 +2,7 @@ package capture
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -24,11 +25,12 @@ func (c *Capture) Status() (Status, error) {
 	if err != nil {
 		return s, err
 	}
-	s.Owner = left.owner
-	if err := k.describe(&s); err != nil {
+	own := c.table(left)
+	k.table, s.Owner = &nftables.Table{Name: own.name, Family: nftables.TableFamilyINet}, own.owner
+	if err := k.describe(&s, left.after(own)); err != nil {
 		return s, err
 	}
-	if left.capture && !c.cfg.Pod { // all pods have the same
+	if own.name != "" && !c.cfg.Pod { // all pods have the same
 		if err := k.describeSets(&s); err != nil {
 			return s, err
 		}
@@ -42,15 +44,42 @@ func (c *Capture) Status() (Status, error) {
 	return s, err
 }
 
-func (k *kernel) describe(s *Status) error {
+// table returns the capture table of this agent; if it has none, that of the agent that decides.
+func (c *Capture) table(all left) (t owned) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, other := range all.capture {
+		switch {
+		case c.kernel != nil && other.name == c.kernel.table.Name:
+			return other
+		case c.kernel == nil && (t.owner == 0 || other.owner != 0 && other.handle > t.handle):
+			t = other
+		}
+	}
+	return t
+}
+
+// after returns the names of the capture tables whose rules come before those of one, as they were made after it.
+func (l left) after(t owned) (names []string) {
+	for _, other := range l.capture {
+		if other.handle > t.handle {
+			names = append(names, other.name)
+		}
+	}
+	return names
+}
+
+// describe tells of this agent's chains, and of those that come before them, such as those of tables of a successor.
+func (k *kernel) describe(s *Status, successors []string) error {
 	chains, err := k.ListChains()
 	if err != nil {
 		return fmt.Errorf("list nftables chains: %w", err)
 	}
 	for _, c := range chains {
 		switch {
-		case same(c.Table, captureTable()), same(c.Table, guardTable()):
+		case same(c.Table, k.table), same(c.Table, guardTable()):
 			err = k.describeChain(s, c)
+		case isCapture(c.Table) && !slices.Contains(successors, c.Table.Name):
 		case before(c):
 			k.describeForeign(s, c)
 		}
@@ -59,6 +88,10 @@ func (k *kernel) describe(s *Status) error {
 		}
 	}
 	return nil
+}
+
+func isCapture(t *nftables.Table) bool {
+	return slices.ContainsFunc(captureTables(), func(c *nftables.Table) bool { return same(t, c) })
 }
 
 func same(a, b *nftables.Table) bool { return a.Name == b.Name && a.Family == b.Family }
@@ -103,7 +136,7 @@ func (k *kernel) describeForeign(s *Status, c *nftables.Chain) {
 }
 
 func (k *kernel) describeSets(s *Status) error {
-	for _, set := range []*nftables.Set{uidSet(), portSet(), realSet(true), realSet(false)} {
+	for _, set := range []*nftables.Set{uidSet(k.table), portSet(k.table), realSet(k.table, true), realSet(k.table, false)} {
 		elements, err := k.GetSetElements(set)
 		if err != nil {
 			return fmt.Errorf("list nftables set %s: %w", set.Name, err)

@@ -108,16 +108,18 @@ func (p *Pods) capture(ctx context.Context, in *inside) error {
 	defer parts.Wait()
 	defer end()
 	parts.Go(func() { p.settle(running, in) })
+	var accepting sync.WaitGroup
 	for _, l := range listeners {
-		parts.Go(func() { p.accept(running, in, l) })
+		accepting.Go(func() { p.accept(running, in, l) })
 	}
 	parts.Go(func() {
 		<-running.Done()
-		// As long as addresses are translated: who is still in line would not learn of the end.
+		in.release(p.cfg.Log) // so that nothing new comes to the listeners
 		for _, l := range listeners {
-			_ = l.Close()
+			_ = l.(*net.TCPListener).SetDeadline(time.Now())
 		}
-		endCapture()
+		accepting.Wait()
+		endCapture() // while connections were in line their addresses were to be translated
 	})
 	return in.capture.Run(captured)
 }
@@ -138,15 +140,29 @@ func (p *Pods) settle(ctx context.Context, in *inside) {
 	}
 }
 
+// accept accepts until ctx has ended, and then what is still in line: the listener is not closed before that.
 func (p *Pods) accept(ctx context.Context, in *inside, l net.Listener) {
+	defer l.Close()
 	for {
 		c, err := sockets.Accept(ctx, l, p.cfg.Log)
 		if err != nil {
+			break
+		}
+		p.bring(in, c)
+	}
+	_ = l.(*net.TCPListener).SetDeadline(time.Time{})
+	for range capture.Waiting(l) {
+		c, err := l.Accept()
+		if err != nil {
 			return
 		}
-		in.taken.Add(1)
-		p.listener.hand(identity.WorkloadConn{Conn: c, Workload: in.pod.workload()})
+		p.bring(in, c)
 	}
+}
+
+func (p *Pods) bring(in *inside, c net.Conn) {
+	in.taken.Add(1)
+	p.listener.hand(identity.WorkloadConn{Conn: c, Workload: in.pod.workload()})
 }
 
 // Status is what there is in one pod.

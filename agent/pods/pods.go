@@ -50,12 +50,15 @@ type Pods struct {
 	orders orders
 	inside map[string]*inside // by UID; only Run changes it
 	failed map[string]error   // why a pod could not be captured, by UID
+	looked uint64             // the latest order of pods, of which all have been looked for
+	looks  chan struct{}      // closed when that changes, or all ends
 	ended  bool
 }
 
 // orders are what others want of Run.
 type orders struct {
 	wanted   map[string]Pod // by UID
+	asked    uint64         // how often that was ordered
 	hinted   bool           // a pod that was not found may be there now
 	real     capture.Real
 	realNew  bool
@@ -80,7 +83,7 @@ func New(cfg Config) *Pods {
 	return &Pods{
 		cfg: cfg, finder: finder{cfg.Proc}, listener: newListener(),
 		changed: make(chan struct{}, 1), settling: make(chan struct{}, atOnce),
-		inside: map[string]*inside{}, failed: map[string]error{},
+		inside: map[string]*inside{}, failed: map[string]error{}, looks: make(chan struct{}),
 	}
 }
 
@@ -93,7 +96,54 @@ func (p *Pods) Set(all []Pod) {
 	for _, pod := range all {
 		wanted[pod.UID] = pod
 	}
-	p.order(func(o *orders) { o.wanted, o.hinted = wanted, true })
+	p.order(func(o *orders) { o.wanted, o.asked, o.hinted = wanted, o.asked+1, true })
+}
+
+// Settled waits until each pod that is wanted now is captured, unless that has failed, or it has no process; or Run has ended.
+// It fails when ctx ends.
+func (p *Pods) Settled(ctx context.Context) error {
+	p.mu.Lock()
+	wanted, asked := p.orders.wanted, p.orders.asked
+	p.mu.Unlock()
+	for {
+		entered, looks := p.entered(wanted, asked)
+		if looks == nil {
+			return awaitAll(ctx, entered)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-looks:
+		}
+	}
+}
+
+// entered returns those of the wanted in which there is something, or what to wait for, if not all have been looked for.
+func (p *Pods) entered(wanted map[string]Pod, asked uint64) (all []*inside, looks <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.looked < asked && !p.ended {
+		return nil, p.looks
+	}
+	for uid := range wanted {
+		if in := p.inside[uid]; in != nil {
+			all = append(all, in)
+		}
+	}
+	return all, nil
+}
+
+// awaitAll waits until connections are captured in all, or can't be.
+func awaitAll(ctx context.Context, all []*inside) error {
+	for _, in := range all {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-in.capture.Ready():
+		case <-in.over:
+		}
+	}
+	return nil
 }
 
 // SetReal says which real addresses are captured in every pod. Those that can't be captured are left out, and named in the error.
@@ -152,6 +202,18 @@ func (p *Pods) finish() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ended = true
+	close(p.looks)
+}
+
+// haveLooked notes which orders Run has followed.
+func (p *Pods) haveLooked(o orders) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.looked != o.asked {
+		p.looked = o.asked
+		close(p.looks)
+		p.looks = make(chan struct{})
+	}
 }
 
 // reconcile brings what is captured nearer to what should be. It returns how long it may be before it is called again.
@@ -171,10 +233,12 @@ func (p *Pods) reconcile(ctx context.Context, entered *sync.WaitGroup, look *loo
 	missing := p.missing(now, o.wanted)
 	if len(missing) == 0 || o.released {
 		*look = lookout{}
+		p.haveLooked(o)
 		return wait
 	}
 	if look.due(now, o.hinted) {
 		p.enter(ctx, entered, o, missing)
+		p.haveLooked(o)
 	}
 	return min(wait, max(look.next().Sub(now), 0))
 }
@@ -244,7 +308,7 @@ func (p *Pods) busy(in *inside) bool {
 	if !p.finder.lives(in.at) {
 		return false
 	}
-	n, err := p.finder.connections(in.at.id, p.cfg.Capture.Port)
+	n, err := p.finder.connections(in.at.id, in.capture.Port())
 	return err == nil && n > 0
 }
 
