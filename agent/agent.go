@@ -47,6 +47,10 @@ type Agent struct {
 
 	snapshot atomic.Pointer[registry.Snapshot] // applied to the data plane
 	draining atomic.Bool
+	oriented atomic.Bool // all is known of what there is
+	turn     atomic.Bool // no other agent is to end first
+
+	succession *succession
 	mesh     first // snapshot was applied
 	own      first // set of the replicas that files declare on this node was
 	known    first // what Kubernetes says of this node is
@@ -69,7 +73,7 @@ func New(cfg Config) (*Agent, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder for the agent's data: %w; choose another with --data-dir", err)
 	}
-	a := &Agent{cfg: cfg, metrics: prometheus.NewRegistry(), mesh: newFirst(), own: newFirst(), known: newFirst()}
+	a := &Agent{cfg: cfg, metrics: prometheus.NewRegistry(), mesh: newFirst(), own: newFirst(), known: newFirst(), succession: newSuccession(cfg.Node)}
 	a.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.snapshot.Store(&registry.Snapshot{})
 	// All problems at once; only the last part needs the others, and all may need the zone.
@@ -206,6 +210,7 @@ func (a *Agent) newAdmin() error {
 		Observe:         a.observe,
 		DialPeer:        a.dataplane.DialPeer,
 		PeerListener:    a.dataplane.PeerListener(),
+		TakeOver:        a.succession.serve,
 		Ready:           a.readiness(),
 		Metrics:         a.metrics,
 		Log:             a.cfg.Log,

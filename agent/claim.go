@@ -1,24 +1,29 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 
 	"github.com/headroom-mesh/headroom/agent/admin"
 	"github.com/headroom-mesh/headroom/dataplane"
 )
 
-// claims are what no two agents can have at once.
+// claims are what no two agents can have at once, unless one takes over from the other.
 type claims struct {
 	folder      *os.File // locked while open
 	proxy, mesh net.Listener
 	services    []dataplane.Listener
 	admin       admin.Listeners
+
+	predecessor *predecessor // nil: there is none
+	begin       func()       // it is this agent's turn
 }
 
 // release gives up what the parts of the agent have not given up already.
@@ -35,11 +40,17 @@ func (c claims) release() {
 	if c.folder != nil {
 		_ = c.folder.Close()
 	}
+	if c.predecessor != nil {
+		c.predecessor.hangUp()
+	}
 }
 
+// listen is how an address is claimed, which a flag names.
+type listen func(at netip.AddrPort, flag string) (net.Listener, error)
+
 // claim takes the data folder and the ports, and tries those that other parts open later, so that an agent that can't
-// have them fails before it takes part in anything.
-func (a *Agent) claim() (c claims, err error) {
+// have them fails before it takes part in anything. One that takes over has them when it is its turn.
+func (a *Agent) claim(ctx context.Context) (c claims, err error) {
 	defer func() {
 		if err != nil {
 			c.release()
@@ -48,32 +59,59 @@ func (a *Agent) claim() (c claims, err error) {
 	if c.folder, err = lockFolder(a.cfg.DataDir); err != nil {
 		return c, err
 	}
-	if c.proxy, err = listenOn(a.cfg.Proxy, "--proxy"); err != nil {
+	listen := listenOn
+	turn := make(chan struct{})
+	c.begin = sync.OnceFunc(func() { close(turn) })
+	if a.cfg.TakeOver {
+		listen = func(at netip.AddrPort, flag string) (net.Listener, error) { return a.listenLater(at, flag, turn) }
+		if c.predecessor, err = a.findPredecessor(ctx); err != nil {
+			return c, err
+		}
+	}
+	if c.proxy, err = listen(a.cfg.Proxy, "--proxy"); err != nil {
 		return c, err
 	}
-	if c.mesh, err = listenOn(a.cfg.Mesh, "--mesh"); err != nil {
+	if c.mesh, err = listen(a.cfg.Mesh, "--mesh"); err != nil {
 		return c, err
 	}
-	if c.services, err = a.listenServices(); err != nil {
+	if c.services, err = a.listenServices(listen); err != nil {
 		return c, err
 	}
-	if err = a.tryPorts(); err != nil {
-		return c, err
+	if !a.cfg.TakeOver {
+		if err = a.tryPorts(); err != nil {
+			return c, err
+		}
 	}
-	if c.admin, err = a.admin.Listen(); err != nil {
+	if c.admin, err = a.admin.Listen(func(at netip.AddrPort) (net.Listener, error) { return listen(at, "--admin") }); err != nil {
 		return c, fmt.Errorf("%w (--admin-socket)", err)
 	}
 	return c, nil
 }
 
+// listenLater claims an address for the time when it is this agent's turn. If it can't be had for another reason than that
+// somebody has it, it fails at once.
+func (a *Agent) listenLater(at netip.AddrPort, flag string, turn <-chan struct{}) (net.Listener, error) {
+	l, err := listenOn(at, flag)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+	case err != nil:
+		return nil, err
+	default:
+		if err := l.Close(); err != nil {
+			return nil, err
+		}
+	}
+	return newLater(at, turn, a.cfg.Log), nil
+}
+
 // listenServices returns what it has also if it fails.
-func (a *Agent) listenServices() (all []dataplane.Listener, err error) {
+func (a *Agent) listenServices(listen listen) (all []dataplane.Listener, err error) {
 	for _, text := range a.cfg.Listen {
 		service, at, err := parseListen(text)
 		if err != nil {
 			return all, err
 		}
-		l, err := listenOn(at, "--listen")
+		l, err := listen(at, "--listen")
 		if err != nil {
 			return all, err
 		}

@@ -65,7 +65,7 @@ func TestWhatAnotherAgentHasFailsTheStartBeforeAnythingBegins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	claimed, err := a.claim()
+	claimed, err := a.claim(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestWhatAnotherAgentHasFailsTheStartBeforeAnythingBegins(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := b.claim()
+	again, err := b.claim(t.Context())
 	if err != nil {
 		t.Errorf("after the first agent has gone: %v", err)
 	}
@@ -113,7 +113,7 @@ func TestRunGivesUpWhatItClaimed(t *testing.T) {
 	if _, err := os.Stat(a.cfg.AdminSocket); !os.IsNotExist(err) {
 		t.Errorf("the socket is still there: %v", err)
 	}
-	claimed, err := a.claim()
+	claimed, err := a.claim(t.Context())
 	if err != nil {
 		t.Error(err)
 	}

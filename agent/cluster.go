@@ -112,7 +112,7 @@ func (a *Agent) applyReplicas(change func(*replicas)) {
 	all := a.replicas.all()
 	a.dataplane.UpdateLocal(all)
 	a.recapture()
-	if !a.left && a.replicas.localKnown && a.replicas.clusterKnown {
+	if a.turn.Load() && !a.left && a.replicas.localKnown && a.replicas.clusterKnown {
 		a.registry.Advertise(all)
 	}
 }

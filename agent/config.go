@@ -131,6 +131,11 @@ type Config struct {
 	// folder for the node under the system's or the user's state folder.
 	DataDir string
 
+	// TakeOver says that there may be another agent of this node, which is to end soon: this one stands by until then, and goes on
+	// from there. That one must share none of its files. It is not for agents with Capture, DNS or EtcdEmbedded. Default: no two
+	// agents may have the same addresses.
+	TakeOver bool
+
 	// DrainDelay is the time between announcing the end and taking no more requests. Default 1s.
 	DrainDelay time.Duration
 	// DrainTimeout bounds the time for requests in flight. Default 30s.
@@ -274,6 +279,9 @@ func (c Config) Validate() error {
 	}
 	if c.Kubeconfig != "" && !c.Kubernetes {
 		problem("--kubeconfig %s: want --kubernetes, too", c.Kubeconfig)
+	}
+	if c.TakeOver && (c.Capture || c.EtcdEmbedded != "" || c.DNS != "" && c.DNS != DNSOff) {
+		problem("--take-over: not with --capture, --dns or --etcd-embedded, of which a node has one")
 	}
 	problems = append(problems, c.validateMTLS(), c.validateCapture())
 	for flag, d := range map[string]time.Duration{"--drain-delay": c.DrainDelay, "--drain-timeout": c.DrainTimeout} {

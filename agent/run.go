@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/headroom-mesh/headroom/agent/admin"
@@ -28,11 +29,14 @@ const orientation = 2 * time.Second
 //  3. no new requests are taken, and those in flight finish;
 //  4. everything else ends, the embedded etcd last.
 //
+// If another agent of this node is ready to take over, the first two steps are left out: it serves, then callers are asked to
+// make new connections, which get to that one.
+//
 // If a part fails, the agent ends in the same way and returns the error.
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	claimed, err := a.claim()
+	claimed, err := a.claim(ctx)
 	if err != nil {
 		return err
 	}
@@ -41,9 +45,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	if !a.startEtcd(ctx, store) {
 		return store.end()
 	}
-	parts, traffic, capturing := newStage(ctx, cancel), newStage(ctx, cancel), newStage(ctx, cancel)
+	a.turn.Store(claimed.predecessor == nil)
+	parts, doors, traffic, capturing := newStage(ctx, cancel), newStage(ctx, cancel), newStage(ctx, cancel), newStage(ctx, cancel)
 	parts.run(func(ctx context.Context) error { return a.registry.Run(ctx, a.apply) })
-	parts.run(a.gossip.Run)
 	if a.identity != nil {
 		parts.run(a.identity.Run)
 	}
@@ -51,11 +55,14 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.cluster != nil {
 		parts.run(func(ctx context.Context) error { return a.cluster.Run(ctx, a.applyCluster) })
 	}
-	parts.run(func(ctx context.Context) error { return a.admin.Run(ctx, claimed.admin) })
-	if a.policies != nil {
-		parts.run(a.policies.Run)
+	doors.run(func(ctx context.Context) error { return a.admin.Run(ctx, claimed.admin) })
+	if !a.awaitTurn(ctx, claimed) {
+		return errors.Join(doors.end(), parts.end(), store.end())
 	}
-	a.orient(ctx)
+	doors.run(a.runGossip)
+	if a.policies != nil {
+		doors.run(a.policies.Run)
+	}
 	traffic.run(func(ctx context.Context) error {
 		return a.dataplane.Run(ctx, claimed.proxy, claimed.mesh, claimed.services...)
 	})
@@ -65,6 +72,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		names.Undo(names.Config{Control: sockets.Mark(a.cfg.mark()), Log: a.cfg.Log})
 	}
 	capturing.run(a.capturing.run)
+	if claimed.predecessor != nil {
+		a.takeOver(ctx, claimed.predecessor, claimed.mesh)
+	}
 	if ctx.Err() == nil {
 		a.cfg.Log.Info("agent started", "node", a.cfg.Node, "proxy", a.cfg.Proxy, "mesh", a.cfg.Mesh, "admin", a.cfg.Admin, "metrics", a.cfg.AdminHTTP)
 		a.introduce()
@@ -72,16 +82,45 @@ func (a *Agent) Run(ctx context.Context) error {
 
 	<-ctx.Done()
 	a.cfg.Log.Info("draining", "reason", context.Cause(ctx))
-	a.capturing.release()
-	a.farewell(context.WithoutCancel(ctx))
-	return errors.Join(traffic.end(), capturing.end(), parts.end(), store.end())
+	if a.handOver(context.WithoutCancel(ctx)) {
+		err = a.retire(doors)
+	} else {
+		a.capturing.release()
+		a.farewell(context.WithoutCancel(ctx))
+	}
+	err = errors.Join(err, traffic.end(), capturing.end())
+	a.succession.close()
+	return errors.Join(err, doors.end(), parts.end(), store.end())
 }
 
-// orient waits until it is known which replicas there are, here and elsewhere. Until then callers wait for their
+// awaitTurn returns when this agent may do what no other one does. It reports false if ctx ends while another one still does.
+func (a *Agent) awaitTurn(ctx context.Context, claimed claims) bool {
+	if claimed.predecessor == nil {
+		claimed.begin()
+		a.orient(ctx)
+		return true
+	}
+	a.await(ctx)
+	a.oriented.Store(true)
+	a.standBy(ctx, claimed.predecessor)
+	if ctx.Err() != nil {
+		return false
+	}
+	claimed.begin()
+	a.turn.Store(true)
+	a.applyReplicas(func(*replicas) {})
+	return true
+}
+
+// orient gives it some time until it is known which replicas there are, here and elsewhere. Until then callers wait for their
 // connection to be taken: an agent that has just been restarted would refuse what it can serve a moment later.
 func (a *Agent) orient(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, orientation)
 	defer cancel()
+	a.await(ctx)
+}
+
+func (a *Agent) await(ctx context.Context) {
 	for _, known := range []first{a.own, a.mesh, a.known} {
 		select {
 		case <-known.done:
@@ -151,9 +190,7 @@ func (a *Agent) readiness() []admin.Check {
 		{Name: "registry", Func: func() (string, error) {
 			return registryReady(a.snapshot.Load().Revision, a.registry.Connected())
 		}},
-		{Name: "node", Func: func() (string, error) {
-			return "", nameReady(a.cfg.Node, a.registry.Connected(), a.registry.Claimed())
-		}},
+		{Name: "node", Func: a.nodeReady},
 		{Name: "draining", Func: func() (string, error) {
 			if a.draining.Load() {
 				return "", errors.New("this node is leaving the mesh")
@@ -179,6 +216,27 @@ func registryReady(revision int64, connected bool) (note string, err error) {
 		return "not connected: serving the last snapshot", nil
 	}
 	return "", nil
+}
+
+// nodeReady reports whether the node is this agent's, or might be.
+func (a *Agent) nodeReady() (note string, err error) {
+	switch {
+	case a.turn.Load():
+		return "", nameReady(a.cfg.Node, a.registry.Connected(), a.registry.Claimed())
+	case a.oriented.Load():
+		return "standing by: another agent of this node is still to end", nil
+	}
+	return "", errors.New("not all is known yet of what there is, here and elsewhere")
+}
+
+// runGossip waits for the agent before this one to give its address up.
+func (a *Agent) runGossip(ctx context.Context) error {
+	for {
+		err := a.gossip.Run(ctx)
+		if !a.cfg.TakeOver || !errors.Is(err, syscall.EADDRINUSE) || !pause(ctx, lookAgain) {
+			return err
+		}
+	}
 }
 
 // nameReady judges only while the registry is at hand: without it, what is registered goes on to be served.

@@ -202,6 +202,9 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener, services 
 	return all
 }
 
+// Rest takes no new connections of other agents.
+func (d *Dataplane) Rest() { d.mux.Rest() }
+
 // Leave asks callers to make new connections, and goes on to serve them until Run ends.
 func (d *Dataplane) Leave() { d.relay.Leave() }
 

@@ -90,6 +90,9 @@ type Config struct {
 	// Capture leads connections of applications here. Default: nothing does.
 	Capture Capture
 
+	// TakeOver answers the agent that is to come after this one. Default: nobody may.
+	TakeOver func(grpc.BidiStreamingServer[meshv1.TakeOverRequest, meshv1.TakeOverResponse]) error
+
 	// Ready lists what must hold for /readyz. Default: nothing.
 	Ready []Check
 	// Metrics are shown on /metrics, and get those of this package. Default: only the latter.
@@ -180,8 +183,8 @@ func (l Listeners) Close() {
 	}
 }
 
-// Listen claims the socket and the ports. Callers wait there until Run answers them.
-func (a *Admin) Listen() (l Listeners, err error) {
+// Listen claims the socket, and by listen the ports. Callers wait there until Run answers them.
+func (a *Admin) Listen(listen func(netip.AddrPort) (net.Listener, error)) (l Listeners, err error) {
 	defer func() {
 		if err != nil {
 			l.Close()
@@ -192,14 +195,14 @@ func (a *Admin) Listen() (l Listeners, err error) {
 			return l, err
 		}
 	}
-	if l.rpc, err = net.Listen("tcp", a.cfg.Addr.String()); err != nil {
+	if l.rpc, err = listen(a.cfg.Addr); err != nil {
 		return l, fmt.Errorf("admin API: %w", err)
 	}
-	if l.http, err = net.Listen("tcp", a.cfg.HTTP.String()); err != nil {
+	if l.http, err = listen(a.cfg.HTTP); err != nil {
 		return l, fmt.Errorf("admin pages: %w", err)
 	}
 	if a.cfg.MetricsAddr.IsValid() {
-		if l.metrics, err = net.Listen("tcp", a.cfg.MetricsAddr.String()); err != nil {
+		if l.metrics, err = listen(a.cfg.MetricsAddr); err != nil {
 			return l, fmt.Errorf("metrics: %w", err)
 		}
 	}

@@ -179,7 +179,7 @@ func start(t *testing.T, cfg Config) running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := a.Listen()
+	l, err := a.Listen(tcp)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -722,7 +722,7 @@ func TestSocketIsForItsUserOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := second.Listen(); err == nil || !strings.Contains(err.Error(), "another agent answers there") {
+	if _, err := second.Listen(tcp); err == nil || !strings.Contains(err.Error(), "another agent answers there") {
 		t.Errorf("second agent on the socket: %v", err)
 	}
 	a.stop()
@@ -749,7 +749,7 @@ func TestStaleSocketIsReplacedAndNothingElse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.Listen(); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := a.Listen(tcp); err == nil || !strings.Contains(err.Error(), "no socket") {
 		t.Errorf("a file where the socket should be: %v", err)
 	}
 	if b, _ := os.ReadFile(cfg.Socket); string(b) != "dear" {
@@ -766,7 +766,7 @@ func TestPortInUseFailsTheStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := second.Listen(); err == nil || !strings.Contains(err.Error(), cfg.HTTP.String()) {
+	if _, err := second.Listen(tcp); err == nil || !strings.Contains(err.Error(), cfg.HTTP.String()) {
 		t.Errorf("error %v, want one that names %s", err, cfg.HTTP)
 	}
 }
@@ -854,3 +854,5 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("%v %v", problems, err)
 	}
 }
+
+func tcp(at netip.AddrPort) (net.Listener, error) { return net.Listen("tcp", at.String()) }

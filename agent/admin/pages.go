@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
 )
 
 const index = `/metrics      metrics for Prometheus
@@ -42,26 +44,35 @@ func (a *Admin) metricsHandler() http.Handler {
 }
 
 func (a *Admin) readyz(w http.ResponseWriter, _ *http.Request) {
-	code := http.StatusOK
+	readiness := a.readiness()
 	var b strings.Builder
-	for _, c := range a.cfg.Ready {
-		note, err := c.Func()
+	for _, c := range readiness.Checks {
 		switch {
-		case err != nil:
-			code = http.StatusServiceUnavailable
-			fmt.Fprintf(&b, "[-]%s: %v\n", c.Name, err)
-		case note != "":
-			fmt.Fprintf(&b, "[+]%s ok (%s)\n", c.Name, note)
+		case !c.Ok:
+			fmt.Fprintf(&b, "[-]%s: %s\n", c.Name, c.Note)
+		case c.Note != "":
+			fmt.Fprintf(&b, "[+]%s ok (%s)\n", c.Name, c.Note)
 		default:
 			fmt.Fprintf(&b, "[+]%s ok\n", c.Name)
 		}
 	}
-	if code == http.StatusOK {
-		b.WriteString("ready\n")
+	if readiness.Ready {
+		plain(w, http.StatusOK, b.String()+"ready\n")
 	} else {
-		b.WriteString("not ready\n")
+		plain(w, http.StatusServiceUnavailable, b.String()+"not ready\n")
 	}
-	plain(w, code, b.String())
+}
+
+func (a *Admin) readiness() *meshv1.GetReadinessResponse {
+	readiness := &meshv1.GetReadinessResponse{Ready: true}
+	for _, c := range a.cfg.Ready {
+		note, err := c.Func()
+		if err != nil {
+			readiness.Ready, note = false, err.Error()
+		}
+		readiness.Checks = append(readiness.Checks, &meshv1.ReadinessCheck{Name: c.Name, Ok: err == nil, Note: note})
+	}
+	return readiness
 }
 
 func plain(w http.ResponseWriter, code int, text string) {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -92,6 +93,17 @@ func (s *adminServer) known(service registry.ServiceName) error {
 		return status.Error(codes.Unavailable, "this agent has not reached the registry yet")
 	}
 	return status.Errorf(codes.NotFound, "no service %q was ever registered", service)
+}
+
+func (s *adminServer) GetReadiness(context.Context, *meshv1.GetReadinessRequest) (*meshv1.GetReadinessResponse, error) {
+	return s.readiness(), nil
+}
+
+func (s *adminServer) TakeOver(stream grpc.BidiStreamingServer[meshv1.TakeOverRequest, meshv1.TakeOverResponse]) error {
+	if s.cfg.TakeOver == nil {
+		return s.UnimplementedAdminServer.TakeOver(stream)
+	}
+	return s.cfg.TakeOver(stream)
 }
 
 func (s *adminServer) ListMembers(context.Context, *meshv1.ListMembersRequest) (*meshv1.ListMembersResponse, error) {

@@ -33,7 +33,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage.`,
 	}
 	a.target.flags(root)
 	root.AddCommand(
-		a.services(), a.endpoints(), a.members(), a.register(), a.deregister(), a.policy(), a.top(), a.capture(), a.check(), a.ca(), a.simulate(), a.call(), a.echo(), version(), docs())
+		a.services(), a.endpoints(), a.members(), a.register(), a.deregister(), a.policy(), a.top(), a.capture(), a.check(), a.ready(), a.ca(), a.simulate(), a.call(), a.echo(), version(), docs())
 	root.SetHelpCommand(help())
 	a.noteRun(root)
 	return root

@@ -27,6 +27,8 @@ type Mux struct {
 	listeners map[Protocol]*listener // fixed once Run begins
 	atOnce    int                    // handshakes
 	told      told
+	resting   chan struct{} // closed by Rest
+	rest      func()
 }
 
 // NewMux returns a Mux whose connections t accepts. A nil log discards, nil metrics are kept from no one.
@@ -34,9 +36,14 @@ func NewMux(t Transport, log *slog.Logger, metrics prometheus.Registerer) *Mux {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Mux{transport: t, log: log, metrics: newMetrics(metrics),
-		listeners: make(map[Protocol]*listener), atOnce: maxHandshakes}
+	m := &Mux{transport: t, log: log, metrics: newMetrics(metrics),
+		listeners: make(map[Protocol]*listener), atOnce: maxHandshakes, resting: make(chan struct{})}
+	m.rest = sync.OnceFunc(func() { close(m.resting) })
+	return m
 }
+
+// Rest closes the shared listener. What it has accepted is still served.
+func (m *Mux) Rest() { m.rest() }
 
 // Listener returns where connections for p arrive. Call it before Run, and once for each protocol: connections for
 // others are refused. Its Addr is that of the shared listener once Run has begun. Closing it refuses p from then on.
@@ -56,7 +63,10 @@ func (m *Mux) Run(ctx context.Context, l net.Listener) error {
 	defer m.close()
 	defer cancel()
 	wg.Go(func() {
-		<-ctx.Done()
+		select {
+		case <-ctx.Done():
+		case <-m.resting:
+		}
 		l.Close()
 	})
 	for _, pl := range m.listeners {
@@ -73,12 +83,23 @@ func (m *Mux) Run(ctx context.Context, l net.Listener) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("accept connections from other agents: %w", err)
+			return m.rested(ctx, err)
 		}
 		wg.Go(func() {
 			defer func() { <-busy }()
 			m.handshake(ctx, c)
 		})
+	}
+}
+
+// rested returns nil when ctx ends, if that nothing more can be accepted is what was wanted.
+func (m *Mux) rested(ctx context.Context, err error) error {
+	select {
+	case <-m.resting:
+		<-ctx.Done()
+		return nil
+	default:
+		return fmt.Errorf("accept connections from other agents: %w", err)
 	}
 }
 

@@ -200,8 +200,12 @@ type registrar struct {
 	stored   map[string]stored             // under the name of this node in etcd, by key
 }
 
-// keepRegistered takes one lease after the other until ctx ends.
+// keepRegistered takes one lease after the other until ctx ends, or what is registered is handed over.
 func (r *Registry) keepRegistered(ctx context.Context, client *clientv3.Client) {
+	defer close(r.released)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(r.handingOver, cancel)()
 	for !r.advertise.ready() {
 		select {
 		case <-ctx.Done():

@@ -191,6 +191,10 @@ type Registry struct {
 	client atomic.Pointer[clientv3.Client] // nil before and after Run, and while etcd takes no login
 	dialed chan struct{}                   // closed after the first attempt to get a client
 
+	handingOver context.Context // ended by HandOver
+	handOver    func()
+	released    chan struct{} // closed when this agent registers nothing any more
+
 	// mu guards the fields below
 	mu      sync.Mutex
 	trouble error // why etcd did not answer last time
@@ -204,14 +208,27 @@ func New(cfg Config) (*Registry, error) {
 	cfg = cfg.withDefaults()
 	metrics, pool := newMetrics(cfg.Metrics), newPool(cfg.VirtualIPv4, cfg.VirtualIPv6)
 	metrics.room.Set(float64(pool.room()))
-	return &Registry{
+	r := &Registry{
 		cfg:       cfg,
 		log:       cfg.Log,
 		metrics:   metrics,
 		advertise: newAdvertisement(),
 		directory: newDirectory(pool),
 		dialed:    make(chan struct{}),
-	}, nil
+		released:  make(chan struct{}),
+	}
+	r.handingOver, r.handOver = context.WithCancel(context.Background())
+	return r, nil
+}
+
+// HandOver leaves the endpoints that are registered to the agent that comes next on this node: nothing is registered or removed
+// any more. It returns when that is so, or ctx ends. It must not be called before Run.
+func (r *Registry) HandOver(ctx context.Context) {
+	r.handOver()
+	select {
+	case <-r.released:
+	case <-ctx.Done():
+	}
 }
 
 // Run implements registry.Registry. It may be called once. Endpoints that are still advertised when it ends stay in
@@ -226,6 +243,7 @@ func (r *Registry) Run(ctx context.Context, publish func(*registry.Snapshot)) er
 	}
 	client := r.connect(ctx)
 	if client == nil {
+		close(r.released)
 		return nil
 	}
 	var group sync.WaitGroup

@@ -21,6 +21,305 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type TakeOverRequest_Stage int32
+
+const (
+	TakeOverRequest_STAGE_UNSPECIFIED TakeOverRequest_Stage = 0
+	// The next agent knows all that it needs.
+	TakeOverRequest_STAGE_READY TakeOverRequest_Stage = 1
+	// It serves.
+	TakeOverRequest_STAGE_SERVING TakeOverRequest_Stage = 2
+)
+
+// Enum value maps for TakeOverRequest_Stage.
+var (
+	TakeOverRequest_Stage_name = map[int32]string{
+		0: "STAGE_UNSPECIFIED",
+		1: "STAGE_READY",
+		2: "STAGE_SERVING",
+	}
+	TakeOverRequest_Stage_value = map[string]int32{
+		"STAGE_UNSPECIFIED": 0,
+		"STAGE_READY":       1,
+		"STAGE_SERVING":     2,
+	}
+)
+
+func (x TakeOverRequest_Stage) Enum() *TakeOverRequest_Stage {
+	p := new(TakeOverRequest_Stage)
+	*p = x
+	return p
+}
+
+func (x TakeOverRequest_Stage) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TakeOverRequest_Stage) Descriptor() protoreflect.EnumDescriptor {
+	return file_mesh_v1_admin_proto_enumTypes[0].Descriptor()
+}
+
+func (TakeOverRequest_Stage) Type() protoreflect.EnumType {
+	return &file_mesh_v1_admin_proto_enumTypes[0]
+}
+
+func (x TakeOverRequest_Stage) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TakeOverRequest_Stage.Descriptor instead.
+func (TakeOverRequest_Stage) EnumDescriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{3, 0}
+}
+
+type GetReadinessRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetReadinessRequest) Reset() {
+	*x = GetReadinessRequest{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetReadinessRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetReadinessRequest) ProtoMessage() {}
+
+func (x *GetReadinessRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetReadinessRequest.ProtoReflect.Descriptor instead.
+func (*GetReadinessRequest) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
+type GetReadinessResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ready         bool                   `protobuf:"varint,1,opt,name=ready,proto3" json:"ready,omitempty"`
+	Checks        []*ReadinessCheck      `protobuf:"bytes,2,rep,name=checks,proto3" json:"checks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetReadinessResponse) Reset() {
+	*x = GetReadinessResponse{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetReadinessResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetReadinessResponse) ProtoMessage() {}
+
+func (x *GetReadinessResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetReadinessResponse.ProtoReflect.Descriptor instead.
+func (*GetReadinessResponse) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *GetReadinessResponse) GetReady() bool {
+	if x != nil {
+		return x.Ready
+	}
+	return false
+}
+
+func (x *GetReadinessResponse) GetChecks() []*ReadinessCheck {
+	if x != nil {
+		return x.Checks
+	}
+	return nil
+}
+
+// ReadinessCheck is something that must hold before an agent is ready.
+type ReadinessCheck struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Ok    bool                   `protobuf:"varint,2,opt,name=ok,proto3" json:"ok,omitempty"`
+	// What is missing, or to be known though it holds. May be empty.
+	Note          string `protobuf:"bytes,3,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadinessCheck) Reset() {
+	*x = ReadinessCheck{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadinessCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadinessCheck) ProtoMessage() {}
+
+func (x *ReadinessCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadinessCheck.ProtoReflect.Descriptor instead.
+func (*ReadinessCheck) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ReadinessCheck) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ReadinessCheck) GetOk() bool {
+	if x != nil {
+		return x.Ok
+	}
+	return false
+}
+
+func (x *ReadinessCheck) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+type TakeOverRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stage         TakeOverRequest_Stage  `protobuf:"varint,1,opt,name=stage,proto3,enum=headroom.mesh.v1.TakeOverRequest_Stage" json:"stage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeOverRequest) Reset() {
+	*x = TakeOverRequest{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeOverRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeOverRequest) ProtoMessage() {}
+
+func (x *TakeOverRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeOverRequest.ProtoReflect.Descriptor instead.
+func (*TakeOverRequest) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *TakeOverRequest) GetStage() TakeOverRequest_Stage {
+	if x != nil {
+		return x.Stage
+	}
+	return TakeOverRequest_STAGE_UNSPECIFIED
+}
+
+type TakeOverResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose agent this is.
+	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Whether it is time to begin. False in the first answer, which comes at once.
+	Begin         bool `protobuf:"varint,2,opt,name=begin,proto3" json:"begin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TakeOverResponse) Reset() {
+	*x = TakeOverResponse{}
+	mi := &file_mesh_v1_admin_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TakeOverResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TakeOverResponse) ProtoMessage() {}
+
+func (x *TakeOverResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mesh_v1_admin_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TakeOverResponse.ProtoReflect.Descriptor instead.
+func (*TakeOverResponse) Descriptor() ([]byte, []int) {
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *TakeOverResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TakeOverResponse) GetBegin() bool {
+	if x != nil {
+		return x.Begin
+	}
+	return false
+}
+
 type ListServicesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -29,7 +328,7 @@ type ListServicesRequest struct {
 
 func (x *ListServicesRequest) Reset() {
 	*x = ListServicesRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[0]
+	mi := &file_mesh_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -41,7 +340,7 @@ func (x *ListServicesRequest) String() string {
 func (*ListServicesRequest) ProtoMessage() {}
 
 func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[0]
+	mi := &file_mesh_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -54,7 +353,7 @@ func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
 func (*ListServicesRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 type ListServicesResponse struct {
@@ -66,7 +365,7 @@ type ListServicesResponse struct {
 
 func (x *ListServicesResponse) Reset() {
 	*x = ListServicesResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[1]
+	mi := &file_mesh_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -78,7 +377,7 @@ func (x *ListServicesResponse) String() string {
 func (*ListServicesResponse) ProtoMessage() {}
 
 func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[1]
+	mi := &file_mesh_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -91,7 +390,7 @@ func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
 func (*ListServicesResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListServicesResponse) GetServices() []*ServiceSummary {
@@ -119,7 +418,7 @@ type ServiceSummary struct {
 
 func (x *ServiceSummary) Reset() {
 	*x = ServiceSummary{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[2]
+	mi := &file_mesh_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -131,7 +430,7 @@ func (x *ServiceSummary) String() string {
 func (*ServiceSummary) ProtoMessage() {}
 
 func (x *ServiceSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[2]
+	mi := &file_mesh_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -144,7 +443,7 @@ func (x *ServiceSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceSummary.ProtoReflect.Descriptor instead.
 func (*ServiceSummary) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ServiceSummary) GetName() string {
@@ -213,7 +512,7 @@ type ListEndpointsRequest struct {
 
 func (x *ListEndpointsRequest) Reset() {
 	*x = ListEndpointsRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[3]
+	mi := &file_mesh_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -225,7 +524,7 @@ func (x *ListEndpointsRequest) String() string {
 func (*ListEndpointsRequest) ProtoMessage() {}
 
 func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[3]
+	mi := &file_mesh_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -238,7 +537,7 @@ func (x *ListEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListEndpointsRequest) GetService() string {
@@ -257,7 +556,7 @@ type ListEndpointsResponse struct {
 
 func (x *ListEndpointsResponse) Reset() {
 	*x = ListEndpointsResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[4]
+	mi := &file_mesh_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -269,7 +568,7 @@ func (x *ListEndpointsResponse) String() string {
 func (*ListEndpointsResponse) ProtoMessage() {}
 
 func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[4]
+	mi := &file_mesh_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -282,7 +581,7 @@ func (x *ListEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListEndpointsResponse) GetEndpoints() []*EndpointRecord {
@@ -300,7 +599,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[5]
+	mi := &file_mesh_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -312,7 +611,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[5]
+	mi := &file_mesh_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -325,7 +624,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 type ListMembersResponse struct {
@@ -337,7 +636,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[6]
+	mi := &file_mesh_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -349,7 +648,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[6]
+	mi := &file_mesh_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -362,7 +661,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -388,7 +687,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[7]
+	mi := &file_mesh_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -400,7 +699,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[7]
+	mi := &file_mesh_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -413,7 +712,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Member) GetNode() string {
@@ -467,7 +766,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[8]
+	mi := &file_mesh_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -479,7 +778,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[8]
+	mi := &file_mesh_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -492,7 +791,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RegisterRequest) GetService() *LocalService {
@@ -511,7 +810,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[9]
+	mi := &file_mesh_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -523,7 +822,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[9]
+	mi := &file_mesh_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -536,7 +835,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RegisterResponse) GetNode() string {
@@ -557,7 +856,7 @@ type DeregisterRequest struct {
 
 func (x *DeregisterRequest) Reset() {
 	*x = DeregisterRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[10]
+	mi := &file_mesh_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -569,7 +868,7 @@ func (x *DeregisterRequest) String() string {
 func (*DeregisterRequest) ProtoMessage() {}
 
 func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[10]
+	mi := &file_mesh_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -582,7 +881,7 @@ func (x *DeregisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterRequest.ProtoReflect.Descriptor instead.
 func (*DeregisterRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeregisterRequest) GetService() string {
@@ -609,7 +908,7 @@ type DeregisterResponse struct {
 
 func (x *DeregisterResponse) Reset() {
 	*x = DeregisterResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[11]
+	mi := &file_mesh_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -621,7 +920,7 @@ func (x *DeregisterResponse) String() string {
 func (*DeregisterResponse) ProtoMessage() {}
 
 func (x *DeregisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[11]
+	mi := &file_mesh_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -634,7 +933,7 @@ func (x *DeregisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeregisterResponse.ProtoReflect.Descriptor instead.
 func (*DeregisterResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeregisterResponse) GetNode() string {
@@ -660,7 +959,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[12]
+	mi := &file_mesh_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -672,7 +971,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[12]
+	mi := &file_mesh_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -685,7 +984,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetPolicyRequest) GetService() string {
@@ -709,7 +1008,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[13]
+	mi := &file_mesh_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -721,7 +1020,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[13]
+	mi := &file_mesh_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -734,7 +1033,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *ServicePolicy {
@@ -769,7 +1068,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[14]
+	mi := &file_mesh_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -781,7 +1080,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[14]
+	mi := &file_mesh_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -794,7 +1093,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetPolicyRequest) GetPolicy() *ServicePolicy {
@@ -821,7 +1120,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[15]
+	mi := &file_mesh_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -833,7 +1132,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[15]
+	mi := &file_mesh_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -846,7 +1145,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetPolicyResponse) GetPolicy() *ServicePolicy {
@@ -874,7 +1173,7 @@ type DeletePolicyRequest struct {
 
 func (x *DeletePolicyRequest) Reset() {
 	*x = DeletePolicyRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[16]
+	mi := &file_mesh_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -886,7 +1185,7 @@ func (x *DeletePolicyRequest) String() string {
 func (*DeletePolicyRequest) ProtoMessage() {}
 
 func (x *DeletePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[16]
+	mi := &file_mesh_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -899,7 +1198,7 @@ func (x *DeletePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicyRequest.ProtoReflect.Descriptor instead.
 func (*DeletePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeletePolicyRequest) GetService() string {
@@ -925,7 +1224,7 @@ type DeletePolicyResponse struct {
 
 func (x *DeletePolicyResponse) Reset() {
 	*x = DeletePolicyResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[17]
+	mi := &file_mesh_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -937,7 +1236,7 @@ func (x *DeletePolicyResponse) String() string {
 func (*DeletePolicyResponse) ProtoMessage() {}
 
 func (x *DeletePolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[17]
+	mi := &file_mesh_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -950,7 +1249,7 @@ func (x *DeletePolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePolicyResponse.ProtoReflect.Descriptor instead.
 func (*DeletePolicyResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeletePolicyResponse) GetRevision() int64 {
@@ -969,7 +1268,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[18]
+	mi := &file_mesh_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1280,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[18]
+	mi := &file_mesh_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1293,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *WaitAppliedRequest) GetRevision() int64 {
@@ -1016,7 +1315,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[19]
+	mi := &file_mesh_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1327,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[19]
+	mi := &file_mesh_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1340,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WaitAppliedResponse) GetApplied() uint32 {
@@ -1074,7 +1373,7 @@ type TopRequest struct {
 
 func (x *TopRequest) Reset() {
 	*x = TopRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[20]
+	mi := &file_mesh_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1086,7 +1385,7 @@ func (x *TopRequest) String() string {
 func (*TopRequest) ProtoMessage() {}
 
 func (x *TopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[20]
+	mi := &file_mesh_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1099,7 +1398,7 @@ func (x *TopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
 func (*TopRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TopRequest) GetService() string {
@@ -1121,7 +1420,7 @@ type TopResponse struct {
 
 func (x *TopResponse) Reset() {
 	*x = TopResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[21]
+	mi := &file_mesh_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1133,7 +1432,7 @@ func (x *TopResponse) String() string {
 func (*TopResponse) ProtoMessage() {}
 
 func (x *TopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[21]
+	mi := &file_mesh_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1146,7 +1445,7 @@ func (x *TopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
 func (*TopResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *TopResponse) GetAgents() []*Observation {
@@ -1171,7 +1470,7 @@ type GetCaptureRequest struct {
 
 func (x *GetCaptureRequest) Reset() {
 	*x = GetCaptureRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[22]
+	mi := &file_mesh_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1482,7 @@ func (x *GetCaptureRequest) String() string {
 func (*GetCaptureRequest) ProtoMessage() {}
 
 func (x *GetCaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[22]
+	mi := &file_mesh_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1495,7 @@ func (x *GetCaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCaptureRequest.ProtoReflect.Descriptor instead.
 func (*GetCaptureRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 type GetCaptureResponse struct {
@@ -1212,7 +1511,7 @@ type GetCaptureResponse struct {
 
 func (x *GetCaptureResponse) Reset() {
 	*x = GetCaptureResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[23]
+	mi := &file_mesh_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1224,7 +1523,7 @@ func (x *GetCaptureResponse) String() string {
 func (*GetCaptureResponse) ProtoMessage() {}
 
 func (x *GetCaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[23]
+	mi := &file_mesh_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1237,7 +1536,7 @@ func (x *GetCaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetCaptureResponse.ProtoReflect.Descriptor instead.
 func (*GetCaptureResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetCaptureResponse) GetCaptures() []*CaptureView {
@@ -1289,7 +1588,7 @@ type CaptureView struct {
 
 func (x *CaptureView) Reset() {
 	*x = CaptureView{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[24]
+	mi := &file_mesh_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1301,7 +1600,7 @@ func (x *CaptureView) String() string {
 func (*CaptureView) ProtoMessage() {}
 
 func (x *CaptureView) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[24]
+	mi := &file_mesh_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1314,7 +1613,7 @@ func (x *CaptureView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureView.ProtoReflect.Descriptor instead.
 func (*CaptureView) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CaptureView) GetNetns() string {
@@ -1422,7 +1721,7 @@ type CaptureChain struct {
 
 func (x *CaptureChain) Reset() {
 	*x = CaptureChain{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[25]
+	mi := &file_mesh_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1733,7 @@ func (x *CaptureChain) String() string {
 func (*CaptureChain) ProtoMessage() {}
 
 func (x *CaptureChain) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[25]
+	mi := &file_mesh_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1746,7 @@ func (x *CaptureChain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureChain.ProtoReflect.Descriptor instead.
 func (*CaptureChain) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CaptureChain) GetTable() string {
@@ -1499,7 +1798,7 @@ type CaptureRule struct {
 
 func (x *CaptureRule) Reset() {
 	*x = CaptureRule{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[26]
+	mi := &file_mesh_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1810,7 @@ func (x *CaptureRule) String() string {
 func (*CaptureRule) ProtoMessage() {}
 
 func (x *CaptureRule) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[26]
+	mi := &file_mesh_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1823,7 @@ func (x *CaptureRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureRule.ProtoReflect.Descriptor instead.
 func (*CaptureRule) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CaptureRule) GetTable() string {
@@ -1573,7 +1872,7 @@ type CaptureSet struct {
 
 func (x *CaptureSet) Reset() {
 	*x = CaptureSet{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[27]
+	mi := &file_mesh_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1884,7 @@ func (x *CaptureSet) String() string {
 func (*CaptureSet) ProtoMessage() {}
 
 func (x *CaptureSet) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[27]
+	mi := &file_mesh_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1897,7 @@ func (x *CaptureSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CaptureSet.ProtoReflect.Descriptor instead.
 func (*CaptureSet) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CaptureSet) GetTable() string {
@@ -1634,7 +1933,7 @@ type DNSView struct {
 
 func (x *DNSView) Reset() {
 	*x = DNSView{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[28]
+	mi := &file_mesh_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +1945,7 @@ func (x *DNSView) String() string {
 func (*DNSView) ProtoMessage() {}
 
 func (x *DNSView) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[28]
+	mi := &file_mesh_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +1958,7 @@ func (x *DNSView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DNSView.ProtoReflect.Descriptor instead.
 func (*DNSView) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DNSView) GetMode() string {
@@ -1694,7 +1993,7 @@ type CheckCaptureRequest struct {
 
 func (x *CheckCaptureRequest) Reset() {
 	*x = CheckCaptureRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[29]
+	mi := &file_mesh_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1706,7 +2005,7 @@ func (x *CheckCaptureRequest) String() string {
 func (*CheckCaptureRequest) ProtoMessage() {}
 
 func (x *CheckCaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[29]
+	mi := &file_mesh_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1719,7 +2018,7 @@ func (x *CheckCaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckCaptureRequest.ProtoReflect.Descriptor instead.
 func (*CheckCaptureRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CheckCaptureRequest) GetFrom() string {
@@ -1747,7 +2046,7 @@ type CheckCaptureResponse struct {
 
 func (x *CheckCaptureResponse) Reset() {
 	*x = CheckCaptureResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[30]
+	mi := &file_mesh_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +2058,7 @@ func (x *CheckCaptureResponse) String() string {
 func (*CheckCaptureResponse) ProtoMessage() {}
 
 func (x *CheckCaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[30]
+	mi := &file_mesh_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +2071,7 @@ func (x *CheckCaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckCaptureResponse.ProtoReflect.Descriptor instead.
 func (*CheckCaptureResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CheckCaptureResponse) GetArrived() bool {
@@ -1797,7 +2096,7 @@ type StopCaptureRequest struct {
 
 func (x *StopCaptureRequest) Reset() {
 	*x = StopCaptureRequest{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[31]
+	mi := &file_mesh_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +2108,7 @@ func (x *StopCaptureRequest) String() string {
 func (*StopCaptureRequest) ProtoMessage() {}
 
 func (x *StopCaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[31]
+	mi := &file_mesh_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +2121,7 @@ func (x *StopCaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopCaptureRequest.ProtoReflect.Descriptor instead.
 func (*StopCaptureRequest) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 type StopCaptureResponse struct {
@@ -1835,7 +2134,7 @@ type StopCaptureResponse struct {
 
 func (x *StopCaptureResponse) Reset() {
 	*x = StopCaptureResponse{}
-	mi := &file_mesh_v1_admin_proto_msgTypes[32]
+	mi := &file_mesh_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1847,7 +2146,7 @@ func (x *StopCaptureResponse) String() string {
 func (*StopCaptureResponse) ProtoMessage() {}
 
 func (x *StopCaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mesh_v1_admin_proto_msgTypes[32]
+	mi := &file_mesh_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +2159,7 @@ func (x *StopCaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopCaptureResponse.ProtoReflect.Descriptor instead.
 func (*StopCaptureResponse) Descriptor() ([]byte, []int) {
-	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_mesh_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *StopCaptureResponse) GetRemoved() []string {
@@ -1875,6 +2174,23 @@ var File_mesh_v1_admin_proto protoreflect.FileDescriptor
 const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x13mesh/v1/admin.proto\x12\x10headroom.mesh.v1\x1a\x12mesh/v1/peer.proto\x1a\x14mesh/v1/policy.proto\x1a\x15mesh/v1/service.proto\"\x15\n" +
+	"\x13GetReadinessRequest\"f\n" +
+	"\x14GetReadinessResponse\x12\x14\n" +
+	"\x05ready\x18\x01 \x01(\bR\x05ready\x128\n" +
+	"\x06checks\x18\x02 \x03(\v2 .headroom.mesh.v1.ReadinessCheckR\x06checks\"H\n" +
+	"\x0eReadinessCheck\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
+	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x12\n" +
+	"\x04note\x18\x03 \x01(\tR\x04note\"\x94\x01\n" +
+	"\x0fTakeOverRequest\x12=\n" +
+	"\x05stage\x18\x01 \x01(\x0e2'.headroom.mesh.v1.TakeOverRequest.StageR\x05stage\"B\n" +
+	"\x05Stage\x12\x15\n" +
+	"\x11STAGE_UNSPECIFIED\x10\x00\x12\x0f\n" +
+	"\vSTAGE_READY\x10\x01\x12\x11\n" +
+	"\rSTAGE_SERVING\x10\x02\"<\n" +
+	"\x10TakeOverResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05begin\x18\x02 \x01(\bR\x05begin\"\x15\n" +
 	"\x13ListServicesRequest\"T\n" +
 	"\x14ListServicesResponse\x12<\n" +
 	"\bservices\x18\x01 \x03(\v2 .headroom.mesh.v1.ServiceSummaryR\bservices\"\xe1\x01\n" +
@@ -1991,7 +2307,8 @@ const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\x04loop\x18\x02 \x01(\tR\x04loop\"\x14\n" +
 	"\x12StopCaptureRequest\"/\n" +
 	"\x13StopCaptureResponse\x12\x18\n" +
-	"\aremoved\x18\x01 \x03(\tR\aremoved2\x91\t\n" +
+	"\aremoved\x18\x01 \x03(\tR\aremoved2\xc7\n" +
+	"\n" +
 	"\x05Admin\x12]\n" +
 	"\fListServices\x12%.headroom.mesh.v1.ListServicesRequest\x1a&.headroom.mesh.v1.ListServicesResponse\x12`\n" +
 	"\rListEndpoints\x12&.headroom.mesh.v1.ListEndpointsRequest\x1a'.headroom.mesh.v1.ListEndpointsResponse\x12Z\n" +
@@ -2007,7 +2324,9 @@ const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"GetCapture\x12#.headroom.mesh.v1.GetCaptureRequest\x1a$.headroom.mesh.v1.GetCaptureResponse\x12]\n" +
 	"\fCheckCapture\x12%.headroom.mesh.v1.CheckCaptureRequest\x1a&.headroom.mesh.v1.CheckCaptureResponse\x12Z\n" +
-	"\vStopCapture\x12$.headroom.mesh.v1.StopCaptureRequest\x1a%.headroom.mesh.v1.StopCaptureResponseB6Z4github.com/headroom-mesh/headroom/api/mesh/v1;meshv1b\x06proto3"
+	"\vStopCapture\x12$.headroom.mesh.v1.StopCaptureRequest\x1a%.headroom.mesh.v1.StopCaptureResponse\x12]\n" +
+	"\fGetReadiness\x12%.headroom.mesh.v1.GetReadinessRequest\x1a&.headroom.mesh.v1.GetReadinessResponse\x12U\n" +
+	"\bTakeOver\x12!.headroom.mesh.v1.TakeOverRequest\x1a\".headroom.mesh.v1.TakeOverResponse(\x010\x01B6Z4github.com/headroom-mesh/headroom/api/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_mesh_v1_admin_proto_rawDescOnce sync.Once
@@ -2021,93 +2340,106 @@ func file_mesh_v1_admin_proto_rawDescGZIP() []byte {
 	return file_mesh_v1_admin_proto_rawDescData
 }
 
-var file_mesh_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_mesh_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_mesh_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_mesh_v1_admin_proto_goTypes = []any{
-	(*ListServicesRequest)(nil),   // 0: headroom.mesh.v1.ListServicesRequest
-	(*ListServicesResponse)(nil),  // 1: headroom.mesh.v1.ListServicesResponse
-	(*ServiceSummary)(nil),        // 2: headroom.mesh.v1.ServiceSummary
-	(*ListEndpointsRequest)(nil),  // 3: headroom.mesh.v1.ListEndpointsRequest
-	(*ListEndpointsResponse)(nil), // 4: headroom.mesh.v1.ListEndpointsResponse
-	(*ListMembersRequest)(nil),    // 5: headroom.mesh.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),   // 6: headroom.mesh.v1.ListMembersResponse
-	(*Member)(nil),                // 7: headroom.mesh.v1.Member
-	(*RegisterRequest)(nil),       // 8: headroom.mesh.v1.RegisterRequest
-	(*RegisterResponse)(nil),      // 9: headroom.mesh.v1.RegisterResponse
-	(*DeregisterRequest)(nil),     // 10: headroom.mesh.v1.DeregisterRequest
-	(*DeregisterResponse)(nil),    // 11: headroom.mesh.v1.DeregisterResponse
-	(*GetPolicyRequest)(nil),      // 12: headroom.mesh.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),     // 13: headroom.mesh.v1.GetPolicyResponse
-	(*SetPolicyRequest)(nil),      // 14: headroom.mesh.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),     // 15: headroom.mesh.v1.SetPolicyResponse
-	(*DeletePolicyRequest)(nil),   // 16: headroom.mesh.v1.DeletePolicyRequest
-	(*DeletePolicyResponse)(nil),  // 17: headroom.mesh.v1.DeletePolicyResponse
-	(*WaitAppliedRequest)(nil),    // 18: headroom.mesh.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),   // 19: headroom.mesh.v1.WaitAppliedResponse
-	(*TopRequest)(nil),            // 20: headroom.mesh.v1.TopRequest
-	(*TopResponse)(nil),           // 21: headroom.mesh.v1.TopResponse
-	(*GetCaptureRequest)(nil),     // 22: headroom.mesh.v1.GetCaptureRequest
-	(*GetCaptureResponse)(nil),    // 23: headroom.mesh.v1.GetCaptureResponse
-	(*CaptureView)(nil),           // 24: headroom.mesh.v1.CaptureView
-	(*CaptureChain)(nil),          // 25: headroom.mesh.v1.CaptureChain
-	(*CaptureRule)(nil),           // 26: headroom.mesh.v1.CaptureRule
-	(*CaptureSet)(nil),            // 27: headroom.mesh.v1.CaptureSet
-	(*DNSView)(nil),               // 28: headroom.mesh.v1.DNSView
-	(*CheckCaptureRequest)(nil),   // 29: headroom.mesh.v1.CheckCaptureRequest
-	(*CheckCaptureResponse)(nil),  // 30: headroom.mesh.v1.CheckCaptureResponse
-	(*StopCaptureRequest)(nil),    // 31: headroom.mesh.v1.StopCaptureRequest
-	(*StopCaptureResponse)(nil),   // 32: headroom.mesh.v1.StopCaptureResponse
-	(*EndpointRecord)(nil),        // 33: headroom.mesh.v1.EndpointRecord
-	(*LocalService)(nil),          // 34: headroom.mesh.v1.LocalService
-	(*ServicePolicy)(nil),         // 35: headroom.mesh.v1.ServicePolicy
-	(*Observation)(nil),           // 36: headroom.mesh.v1.Observation
+	(TakeOverRequest_Stage)(0),    // 0: headroom.mesh.v1.TakeOverRequest.Stage
+	(*GetReadinessRequest)(nil),   // 1: headroom.mesh.v1.GetReadinessRequest
+	(*GetReadinessResponse)(nil),  // 2: headroom.mesh.v1.GetReadinessResponse
+	(*ReadinessCheck)(nil),        // 3: headroom.mesh.v1.ReadinessCheck
+	(*TakeOverRequest)(nil),       // 4: headroom.mesh.v1.TakeOverRequest
+	(*TakeOverResponse)(nil),      // 5: headroom.mesh.v1.TakeOverResponse
+	(*ListServicesRequest)(nil),   // 6: headroom.mesh.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),  // 7: headroom.mesh.v1.ListServicesResponse
+	(*ServiceSummary)(nil),        // 8: headroom.mesh.v1.ServiceSummary
+	(*ListEndpointsRequest)(nil),  // 9: headroom.mesh.v1.ListEndpointsRequest
+	(*ListEndpointsResponse)(nil), // 10: headroom.mesh.v1.ListEndpointsResponse
+	(*ListMembersRequest)(nil),    // 11: headroom.mesh.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),   // 12: headroom.mesh.v1.ListMembersResponse
+	(*Member)(nil),                // 13: headroom.mesh.v1.Member
+	(*RegisterRequest)(nil),       // 14: headroom.mesh.v1.RegisterRequest
+	(*RegisterResponse)(nil),      // 15: headroom.mesh.v1.RegisterResponse
+	(*DeregisterRequest)(nil),     // 16: headroom.mesh.v1.DeregisterRequest
+	(*DeregisterResponse)(nil),    // 17: headroom.mesh.v1.DeregisterResponse
+	(*GetPolicyRequest)(nil),      // 18: headroom.mesh.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),     // 19: headroom.mesh.v1.GetPolicyResponse
+	(*SetPolicyRequest)(nil),      // 20: headroom.mesh.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),     // 21: headroom.mesh.v1.SetPolicyResponse
+	(*DeletePolicyRequest)(nil),   // 22: headroom.mesh.v1.DeletePolicyRequest
+	(*DeletePolicyResponse)(nil),  // 23: headroom.mesh.v1.DeletePolicyResponse
+	(*WaitAppliedRequest)(nil),    // 24: headroom.mesh.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),   // 25: headroom.mesh.v1.WaitAppliedResponse
+	(*TopRequest)(nil),            // 26: headroom.mesh.v1.TopRequest
+	(*TopResponse)(nil),           // 27: headroom.mesh.v1.TopResponse
+	(*GetCaptureRequest)(nil),     // 28: headroom.mesh.v1.GetCaptureRequest
+	(*GetCaptureResponse)(nil),    // 29: headroom.mesh.v1.GetCaptureResponse
+	(*CaptureView)(nil),           // 30: headroom.mesh.v1.CaptureView
+	(*CaptureChain)(nil),          // 31: headroom.mesh.v1.CaptureChain
+	(*CaptureRule)(nil),           // 32: headroom.mesh.v1.CaptureRule
+	(*CaptureSet)(nil),            // 33: headroom.mesh.v1.CaptureSet
+	(*DNSView)(nil),               // 34: headroom.mesh.v1.DNSView
+	(*CheckCaptureRequest)(nil),   // 35: headroom.mesh.v1.CheckCaptureRequest
+	(*CheckCaptureResponse)(nil),  // 36: headroom.mesh.v1.CheckCaptureResponse
+	(*StopCaptureRequest)(nil),    // 37: headroom.mesh.v1.StopCaptureRequest
+	(*StopCaptureResponse)(nil),   // 38: headroom.mesh.v1.StopCaptureResponse
+	(*EndpointRecord)(nil),        // 39: headroom.mesh.v1.EndpointRecord
+	(*LocalService)(nil),          // 40: headroom.mesh.v1.LocalService
+	(*ServicePolicy)(nil),         // 41: headroom.mesh.v1.ServicePolicy
+	(*Observation)(nil),           // 42: headroom.mesh.v1.Observation
 }
 var file_mesh_v1_admin_proto_depIdxs = []int32{
-	2,  // 0: headroom.mesh.v1.ListServicesResponse.services:type_name -> headroom.mesh.v1.ServiceSummary
-	33, // 1: headroom.mesh.v1.ListEndpointsResponse.endpoints:type_name -> headroom.mesh.v1.EndpointRecord
-	7,  // 2: headroom.mesh.v1.ListMembersResponse.members:type_name -> headroom.mesh.v1.Member
-	34, // 3: headroom.mesh.v1.RegisterRequest.service:type_name -> headroom.mesh.v1.LocalService
-	35, // 4: headroom.mesh.v1.GetPolicyResponse.policy:type_name -> headroom.mesh.v1.ServicePolicy
-	35, // 5: headroom.mesh.v1.GetPolicyResponse.effective:type_name -> headroom.mesh.v1.ServicePolicy
-	35, // 6: headroom.mesh.v1.SetPolicyRequest.policy:type_name -> headroom.mesh.v1.ServicePolicy
-	35, // 7: headroom.mesh.v1.SetPolicyResponse.policy:type_name -> headroom.mesh.v1.ServicePolicy
-	36, // 8: headroom.mesh.v1.TopResponse.agents:type_name -> headroom.mesh.v1.Observation
-	24, // 9: headroom.mesh.v1.GetCaptureResponse.captures:type_name -> headroom.mesh.v1.CaptureView
-	28, // 10: headroom.mesh.v1.GetCaptureResponse.dns:type_name -> headroom.mesh.v1.DNSView
-	25, // 11: headroom.mesh.v1.CaptureView.chains:type_name -> headroom.mesh.v1.CaptureChain
-	26, // 12: headroom.mesh.v1.CaptureView.rules:type_name -> headroom.mesh.v1.CaptureRule
-	27, // 13: headroom.mesh.v1.CaptureView.sets:type_name -> headroom.mesh.v1.CaptureSet
-	25, // 14: headroom.mesh.v1.CaptureView.before:type_name -> headroom.mesh.v1.CaptureChain
-	0,  // 15: headroom.mesh.v1.Admin.ListServices:input_type -> headroom.mesh.v1.ListServicesRequest
-	3,  // 16: headroom.mesh.v1.Admin.ListEndpoints:input_type -> headroom.mesh.v1.ListEndpointsRequest
-	5,  // 17: headroom.mesh.v1.Admin.ListMembers:input_type -> headroom.mesh.v1.ListMembersRequest
-	8,  // 18: headroom.mesh.v1.Admin.Register:input_type -> headroom.mesh.v1.RegisterRequest
-	10, // 19: headroom.mesh.v1.Admin.Deregister:input_type -> headroom.mesh.v1.DeregisterRequest
-	12, // 20: headroom.mesh.v1.Admin.GetPolicy:input_type -> headroom.mesh.v1.GetPolicyRequest
-	14, // 21: headroom.mesh.v1.Admin.SetPolicy:input_type -> headroom.mesh.v1.SetPolicyRequest
-	16, // 22: headroom.mesh.v1.Admin.DeletePolicy:input_type -> headroom.mesh.v1.DeletePolicyRequest
-	18, // 23: headroom.mesh.v1.Admin.WaitApplied:input_type -> headroom.mesh.v1.WaitAppliedRequest
-	20, // 24: headroom.mesh.v1.Admin.Top:input_type -> headroom.mesh.v1.TopRequest
-	22, // 25: headroom.mesh.v1.Admin.GetCapture:input_type -> headroom.mesh.v1.GetCaptureRequest
-	29, // 26: headroom.mesh.v1.Admin.CheckCapture:input_type -> headroom.mesh.v1.CheckCaptureRequest
-	31, // 27: headroom.mesh.v1.Admin.StopCapture:input_type -> headroom.mesh.v1.StopCaptureRequest
-	1,  // 28: headroom.mesh.v1.Admin.ListServices:output_type -> headroom.mesh.v1.ListServicesResponse
-	4,  // 29: headroom.mesh.v1.Admin.ListEndpoints:output_type -> headroom.mesh.v1.ListEndpointsResponse
-	6,  // 30: headroom.mesh.v1.Admin.ListMembers:output_type -> headroom.mesh.v1.ListMembersResponse
-	9,  // 31: headroom.mesh.v1.Admin.Register:output_type -> headroom.mesh.v1.RegisterResponse
-	11, // 32: headroom.mesh.v1.Admin.Deregister:output_type -> headroom.mesh.v1.DeregisterResponse
-	13, // 33: headroom.mesh.v1.Admin.GetPolicy:output_type -> headroom.mesh.v1.GetPolicyResponse
-	15, // 34: headroom.mesh.v1.Admin.SetPolicy:output_type -> headroom.mesh.v1.SetPolicyResponse
-	17, // 35: headroom.mesh.v1.Admin.DeletePolicy:output_type -> headroom.mesh.v1.DeletePolicyResponse
-	19, // 36: headroom.mesh.v1.Admin.WaitApplied:output_type -> headroom.mesh.v1.WaitAppliedResponse
-	21, // 37: headroom.mesh.v1.Admin.Top:output_type -> headroom.mesh.v1.TopResponse
-	23, // 38: headroom.mesh.v1.Admin.GetCapture:output_type -> headroom.mesh.v1.GetCaptureResponse
-	30, // 39: headroom.mesh.v1.Admin.CheckCapture:output_type -> headroom.mesh.v1.CheckCaptureResponse
-	32, // 40: headroom.mesh.v1.Admin.StopCapture:output_type -> headroom.mesh.v1.StopCaptureResponse
-	28, // [28:41] is the sub-list for method output_type
-	15, // [15:28] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	3,  // 0: headroom.mesh.v1.GetReadinessResponse.checks:type_name -> headroom.mesh.v1.ReadinessCheck
+	0,  // 1: headroom.mesh.v1.TakeOverRequest.stage:type_name -> headroom.mesh.v1.TakeOverRequest.Stage
+	8,  // 2: headroom.mesh.v1.ListServicesResponse.services:type_name -> headroom.mesh.v1.ServiceSummary
+	39, // 3: headroom.mesh.v1.ListEndpointsResponse.endpoints:type_name -> headroom.mesh.v1.EndpointRecord
+	13, // 4: headroom.mesh.v1.ListMembersResponse.members:type_name -> headroom.mesh.v1.Member
+	40, // 5: headroom.mesh.v1.RegisterRequest.service:type_name -> headroom.mesh.v1.LocalService
+	41, // 6: headroom.mesh.v1.GetPolicyResponse.policy:type_name -> headroom.mesh.v1.ServicePolicy
+	41, // 7: headroom.mesh.v1.GetPolicyResponse.effective:type_name -> headroom.mesh.v1.ServicePolicy
+	41, // 8: headroom.mesh.v1.SetPolicyRequest.policy:type_name -> headroom.mesh.v1.ServicePolicy
+	41, // 9: headroom.mesh.v1.SetPolicyResponse.policy:type_name -> headroom.mesh.v1.ServicePolicy
+	42, // 10: headroom.mesh.v1.TopResponse.agents:type_name -> headroom.mesh.v1.Observation
+	30, // 11: headroom.mesh.v1.GetCaptureResponse.captures:type_name -> headroom.mesh.v1.CaptureView
+	34, // 12: headroom.mesh.v1.GetCaptureResponse.dns:type_name -> headroom.mesh.v1.DNSView
+	31, // 13: headroom.mesh.v1.CaptureView.chains:type_name -> headroom.mesh.v1.CaptureChain
+	32, // 14: headroom.mesh.v1.CaptureView.rules:type_name -> headroom.mesh.v1.CaptureRule
+	33, // 15: headroom.mesh.v1.CaptureView.sets:type_name -> headroom.mesh.v1.CaptureSet
+	31, // 16: headroom.mesh.v1.CaptureView.before:type_name -> headroom.mesh.v1.CaptureChain
+	6,  // 17: headroom.mesh.v1.Admin.ListServices:input_type -> headroom.mesh.v1.ListServicesRequest
+	9,  // 18: headroom.mesh.v1.Admin.ListEndpoints:input_type -> headroom.mesh.v1.ListEndpointsRequest
+	11, // 19: headroom.mesh.v1.Admin.ListMembers:input_type -> headroom.mesh.v1.ListMembersRequest
+	14, // 20: headroom.mesh.v1.Admin.Register:input_type -> headroom.mesh.v1.RegisterRequest
+	16, // 21: headroom.mesh.v1.Admin.Deregister:input_type -> headroom.mesh.v1.DeregisterRequest
+	18, // 22: headroom.mesh.v1.Admin.GetPolicy:input_type -> headroom.mesh.v1.GetPolicyRequest
+	20, // 23: headroom.mesh.v1.Admin.SetPolicy:input_type -> headroom.mesh.v1.SetPolicyRequest
+	22, // 24: headroom.mesh.v1.Admin.DeletePolicy:input_type -> headroom.mesh.v1.DeletePolicyRequest
+	24, // 25: headroom.mesh.v1.Admin.WaitApplied:input_type -> headroom.mesh.v1.WaitAppliedRequest
+	26, // 26: headroom.mesh.v1.Admin.Top:input_type -> headroom.mesh.v1.TopRequest
+	28, // 27: headroom.mesh.v1.Admin.GetCapture:input_type -> headroom.mesh.v1.GetCaptureRequest
+	35, // 28: headroom.mesh.v1.Admin.CheckCapture:input_type -> headroom.mesh.v1.CheckCaptureRequest
+	37, // 29: headroom.mesh.v1.Admin.StopCapture:input_type -> headroom.mesh.v1.StopCaptureRequest
+	1,  // 30: headroom.mesh.v1.Admin.GetReadiness:input_type -> headroom.mesh.v1.GetReadinessRequest
+	4,  // 31: headroom.mesh.v1.Admin.TakeOver:input_type -> headroom.mesh.v1.TakeOverRequest
+	7,  // 32: headroom.mesh.v1.Admin.ListServices:output_type -> headroom.mesh.v1.ListServicesResponse
+	10, // 33: headroom.mesh.v1.Admin.ListEndpoints:output_type -> headroom.mesh.v1.ListEndpointsResponse
+	12, // 34: headroom.mesh.v1.Admin.ListMembers:output_type -> headroom.mesh.v1.ListMembersResponse
+	15, // 35: headroom.mesh.v1.Admin.Register:output_type -> headroom.mesh.v1.RegisterResponse
+	17, // 36: headroom.mesh.v1.Admin.Deregister:output_type -> headroom.mesh.v1.DeregisterResponse
+	19, // 37: headroom.mesh.v1.Admin.GetPolicy:output_type -> headroom.mesh.v1.GetPolicyResponse
+	21, // 38: headroom.mesh.v1.Admin.SetPolicy:output_type -> headroom.mesh.v1.SetPolicyResponse
+	23, // 39: headroom.mesh.v1.Admin.DeletePolicy:output_type -> headroom.mesh.v1.DeletePolicyResponse
+	25, // 40: headroom.mesh.v1.Admin.WaitApplied:output_type -> headroom.mesh.v1.WaitAppliedResponse
+	27, // 41: headroom.mesh.v1.Admin.Top:output_type -> headroom.mesh.v1.TopResponse
+	29, // 42: headroom.mesh.v1.Admin.GetCapture:output_type -> headroom.mesh.v1.GetCaptureResponse
+	36, // 43: headroom.mesh.v1.Admin.CheckCapture:output_type -> headroom.mesh.v1.CheckCaptureResponse
+	38, // 44: headroom.mesh.v1.Admin.StopCapture:output_type -> headroom.mesh.v1.StopCaptureResponse
+	2,  // 45: headroom.mesh.v1.Admin.GetReadiness:output_type -> headroom.mesh.v1.GetReadinessResponse
+	5,  // 46: headroom.mesh.v1.Admin.TakeOver:output_type -> headroom.mesh.v1.TakeOverResponse
+	32, // [32:47] is the sub-list for method output_type
+	17, // [17:32] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_mesh_v1_admin_proto_init() }
@@ -2123,13 +2455,14 @@ func file_mesh_v1_admin_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mesh_v1_admin_proto_rawDesc), len(file_mesh_v1_admin_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   33,
+			NumEnums:      1,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_mesh_v1_admin_proto_goTypes,
 		DependencyIndexes: file_mesh_v1_admin_proto_depIdxs,
+		EnumInfos:         file_mesh_v1_admin_proto_enumTypes,
 		MessageInfos:      file_mesh_v1_admin_proto_msgTypes,
 	}.Build()
 	File_mesh_v1_admin_proto = out.File

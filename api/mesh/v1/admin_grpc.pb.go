@@ -32,6 +32,8 @@ const (
 	Admin_GetCapture_FullMethodName    = "/headroom.mesh.v1.Admin/GetCapture"
 	Admin_CheckCapture_FullMethodName  = "/headroom.mesh.v1.Admin/CheckCapture"
 	Admin_StopCapture_FullMethodName   = "/headroom.mesh.v1.Admin/StopCapture"
+	Admin_GetReadiness_FullMethodName  = "/headroom.mesh.v1.Admin/GetReadiness"
+	Admin_TakeOver_FullMethodName      = "/headroom.mesh.v1.Admin/TakeOver"
 )
 
 // AdminClient is the client API for Admin service.
@@ -64,6 +66,12 @@ type AdminClient interface {
 	CheckCapture(ctx context.Context, in *CheckCaptureRequest, opts ...grpc.CallOption) (*CheckCaptureResponse, error)
 	// StopCapture ends that until the agent is started again.
 	StopCapture(ctx context.Context, in *StopCaptureRequest, opts ...grpc.CallOption) (*StopCaptureResponse, error)
+	// GetReadiness tells whether the agent is ready, and what is missing if not.
+	GetReadiness(ctx context.Context, in *GetReadinessRequest, opts ...grpc.CallOption) (*GetReadinessResponse, error)
+	// TakeOver is called by an agent that is to come after this one on its node. It says that it is ready, is told when to begin,
+	// and says when it serves; the end of the stream before that means that this agent is gone, or will not wait. FAILED_PRECONDITION:
+	// another one waits already.
+	TakeOver(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TakeOverRequest, TakeOverResponse], error)
 }
 
 type adminClient struct {
@@ -213,6 +221,29 @@ func (c *adminClient) StopCapture(ctx context.Context, in *StopCaptureRequest, o
 	return out, nil
 }
 
+func (c *adminClient) GetReadiness(ctx context.Context, in *GetReadinessRequest, opts ...grpc.CallOption) (*GetReadinessResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetReadinessResponse)
+	err := c.cc.Invoke(ctx, Admin_GetReadiness_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) TakeOver(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[TakeOverRequest, TakeOverResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Admin_ServiceDesc.Streams[1], Admin_TakeOver_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[TakeOverRequest, TakeOverResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_TakeOverClient = grpc.BidiStreamingClient[TakeOverRequest, TakeOverResponse]
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -243,6 +274,12 @@ type AdminServer interface {
 	CheckCapture(context.Context, *CheckCaptureRequest) (*CheckCaptureResponse, error)
 	// StopCapture ends that until the agent is started again.
 	StopCapture(context.Context, *StopCaptureRequest) (*StopCaptureResponse, error)
+	// GetReadiness tells whether the agent is ready, and what is missing if not.
+	GetReadiness(context.Context, *GetReadinessRequest) (*GetReadinessResponse, error)
+	// TakeOver is called by an agent that is to come after this one on its node. It says that it is ready, is told when to begin,
+	// and says when it serves; the end of the stream before that means that this agent is gone, or will not wait. FAILED_PRECONDITION:
+	// another one waits already.
+	TakeOver(grpc.BidiStreamingServer[TakeOverRequest, TakeOverResponse]) error
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -291,6 +328,12 @@ func (UnimplementedAdminServer) CheckCapture(context.Context, *CheckCaptureReque
 }
 func (UnimplementedAdminServer) StopCapture(context.Context, *StopCaptureRequest) (*StopCaptureResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method StopCapture not implemented")
+}
+func (UnimplementedAdminServer) GetReadiness(context.Context, *GetReadinessRequest) (*GetReadinessResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetReadiness not implemented")
+}
+func (UnimplementedAdminServer) TakeOver(grpc.BidiStreamingServer[TakeOverRequest, TakeOverResponse]) error {
+	return status.Error(codes.Unimplemented, "method TakeOver not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -540,6 +583,31 @@ func _Admin_StopCapture_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_GetReadiness_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetReadinessRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetReadiness(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetReadiness_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetReadiness(ctx, req.(*GetReadinessRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_TakeOver_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(AdminServer).TakeOver(&grpc.GenericServerStream[TakeOverRequest, TakeOverResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_TakeOverServer = grpc.BidiStreamingServer[TakeOverRequest, TakeOverResponse]
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -595,12 +663,22 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "StopCapture",
 			Handler:    _Admin_StopCapture_Handler,
 		},
+		{
+			MethodName: "GetReadiness",
+			Handler:    _Admin_GetReadiness_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "WaitApplied",
 			Handler:       _Admin_WaitApplied_Handler,
 			ServerStreams: true,
+		},
+		{
+			StreamName:    "TakeOver",
+			Handler:       _Admin_TakeOver_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
 		},
 	},
 	Metadata: "mesh/v1/admin.proto",
