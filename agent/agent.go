@@ -152,7 +152,7 @@ func readSecret(flag, file string) (string, error) {
 func (a *Agent) newGossip() error {
 	c := gossip.Config{
 		Node: a.cfg.Node, Zone: a.cfg.Zone, Version: a.cfg.Version,
-		Bind: a.cfg.Gossip, Mesh: a.cfg.Mesh, Join: a.cfg.Join,
+		Bind: a.cfg.Gossip, Wait: a.cfg.TakeOver, Mesh: a.cfg.Mesh, Join: a.cfg.Join,
 		Log: a.cfg.Log, Metrics: a.metrics,
 	}
 	if a.cfg.GossipKeyFile != "" {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/headroom-mesh/headroom/agent/admin"
@@ -59,7 +58,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if !a.awaitTurn(ctx, claimed) {
 		return errors.Join(doors.end(), parts.end(), store.end())
 	}
-	doors.run(a.runGossip)
+	doors.run(a.gossip.Run)
 	if a.policies != nil {
 		doors.run(a.policies.Run)
 	}
@@ -227,16 +226,6 @@ func (a *Agent) nodeReady() (note string, err error) {
 		return "standing by: another agent of this node is still to end", nil
 	}
 	return "", errors.New("not all is known yet of what there is, here and elsewhere")
-}
-
-// runGossip waits for the agent before this one to give its address up.
-func (a *Agent) runGossip(ctx context.Context) error {
-	for {
-		err := a.gossip.Run(ctx)
-		if !a.cfg.TakeOver || !errors.Is(err, syscall.EADDRINUSE) || !pause(ctx, lookAgain) {
-			return err
-		}
-	}
 }
 
 // nameReady judges only while the registry is at hand: without it, what is registered goes on to be served.

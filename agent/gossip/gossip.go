@@ -38,6 +38,8 @@ type Config struct {
 	Version string
 	// Bind is where to listen, over UDP and TCP. Default 127.0.0.1:7946. Port 0 takes any free one.
 	Bind netip.AddrPort
+	// Wait waits for Bind while another agent has it. Default: Run fails.
+	Wait bool
 	// Advertise is the address at which other agents reach Bind. Default Bind; if that is 0.0.0.0 or [::], the one
 	// address that this machine has besides loopback. Port 0 means the port of Bind.
 	Advertise netip.AddrPort

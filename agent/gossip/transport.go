@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -29,6 +31,9 @@ func (g *Gossip) listen(ctx context.Context) (memberlist.NodeAwareTransport, net
 	for tries := 0; err != nil && bind.Port() == 0 && tries < 9; tries++ {
 		t, err = memberlist.NewNetTransport(c)
 	}
+	for g.cfg.Wait && isInUse(err) && pause(ctx) {
+		t, err = memberlist.NewNetTransport(c)
+	}
 	if err != nil {
 		return nil, netip.AddrPort{}, fmt.Errorf("listen on %s: %w", bind, err)
 	}
@@ -36,6 +41,21 @@ func (g *Gossip) listen(ctx context.Context) (memberlist.NodeAwareTransport, net
 		advertised = netip.AddrPortFrom(advertised.Addr(), uint16(t.GetAutoBindPort()))
 	}
 	return transport{NetTransport: t, ctx: ctx}, advertised, nil
+}
+
+// isInUse goes by the text of the error, which is all that the library keeps.
+func isInUse(err error) bool {
+	return err != nil && strings.Contains(err.Error(), syscall.EADDRINUSE.Error())
+}
+
+// pause waits until an address may be free. It reports false if ctx ends first.
+func pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(50 * time.Millisecond):
+		return true
+	}
 }
 
 func (t transport) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
