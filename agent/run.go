@@ -94,20 +94,16 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // awaitTurn returns when this agent may do what no other one does. It reports false if ctx ends while another one still does.
 func (a *Agent) awaitTurn(ctx context.Context, claimed claims) bool {
-	if claimed.predecessor == nil {
-		claimed.begin()
-		a.orient(ctx)
-		return true
-	}
-	a.await(ctx)
-	a.oriented.Store(true)
-	a.standBy(ctx, claimed.predecessor)
-	if ctx.Err() != nil {
-		return false
+	if claimed.predecessor != nil {
+		a.standBy(ctx, claimed.predecessor)
+		if ctx.Err() != nil {
+			return false
+		}
+		a.turn.Store(true)
+		a.applyReplicas(func(*replicas) {})
 	}
 	claimed.begin()
-	a.turn.Store(true)
-	a.applyReplicas(func(*replicas) {})
+	a.orient(ctx)
 	return true
 }
 
@@ -116,17 +112,21 @@ func (a *Agent) awaitTurn(ctx context.Context, claimed claims) bool {
 func (a *Agent) orient(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, orientation)
 	defer cancel()
-	a.await(ctx)
+	a.await(ctx, nil)
 }
 
-func (a *Agent) await(ctx context.Context) {
+// await waits until that is known. It reports false if ctx or what is closed ends it first.
+func (a *Agent) await(ctx context.Context, over <-chan struct{}) bool {
 	for _, known := range []first{a.own, a.mesh, a.known} {
 		select {
 		case <-known.done:
+		case <-over:
+			return false
 		case <-ctx.Done():
-			return
+			return false
 		}
 	}
+	return true
 }
 
 // farewell tells the others that this node goes.

@@ -162,7 +162,6 @@ func (a *Agent) retire(doors *stage) error {
 	a.draining.Store(true)
 	a.capturing.release()
 	a.dataplane.Rest()
-	a.dataplane.Leave()
 	err := doors.end()
 	time.Sleep(a.cfg.DrainDelay)
 	return err
@@ -221,17 +220,33 @@ func (a *Agent) greet(ctx context.Context) (*predecessor, error) {
 
 func (p *predecessor) hangUp() { _ = p.conn.Close() } // there is nothing to lose
 
-// standBy waits until it is this agent's turn: the one before says so, or is gone.
+// standBy waits until it is this agent's turn: the one before says so, or is gone. Then it may not know everything yet.
 func (a *Agent) standBy(ctx context.Context, p *predecessor) {
-	a.cfg.Log.Info("standing by: another agent of this node is still to end")
+	a.cfg.Log.Info("another agent of this node is still to end")
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	over := make(chan struct{})
+	watching.Go(func() {
+		defer close(over)
+		a.watchPredecessor(ctx, p)
+	})
+	if !a.await(ctx, over) {
+		return
+	}
+	a.oriented.Store(true)
+	a.cfg.Log.Info("standing by")
+	if p.stream != nil {
+		_ = p.stream.Send(&meshv1.TakeOverRequest{Stage: meshv1.TakeOverRequest_STAGE_READY}) // if it can't be, it is gone
+	}
+}
+
+// watchPredecessor returns when that one says that it is time, or is gone.
+func (a *Agent) watchPredecessor(ctx context.Context, p *predecessor) {
 	if p.stream == nil {
 		a.awaitEnd(ctx)
 		return
 	}
-	err := p.stream.Send(&meshv1.TakeOverRequest{Stage: meshv1.TakeOverRequest_STAGE_READY})
-	if err == nil {
-		_, err = p.stream.Recv()
-	}
+	_, err := p.stream.Recv()
 	p.waits = err == nil
 	if err != nil && ctx.Err() == nil {
 		a.cfg.Log.Info("the agent before this one is gone", "reason", status.Convert(err).Message())

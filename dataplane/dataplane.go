@@ -57,6 +57,9 @@ type Dataplane struct {
 	probing  net.Listener
 	rpc      net.Listener
 	captured captured
+
+	resting chan struct{} // closed by rest
+	rest    func()
 }
 
 // New returns a Dataplane that knows no service and serves nothing yet.
@@ -64,7 +67,8 @@ func New(cfg Config) (*Dataplane, error) {
 	if cfg.Transport == nil {
 		cfg.Transport = transport.Plain{}
 	}
-	d := &Dataplane{cfg: cfg, started: time.Now()}
+	d := &Dataplane{cfg: cfg, started: time.Now(), resting: make(chan struct{})}
+	d.rest = sync.OnceFunc(func() { close(d.resting) })
 	d.relay = relay.New(relay.Config{DrainTimeout: cfg.DrainTimeout, Identity: cfg.Identity, Log: cfg.Log, Metrics: cfg.Metrics})
 	d.inbound = inbound.New(inbound.Config{Relay: d.relay, Mark: cfg.Mark, AccessLog: cfg.AccessLog, Metrics: cfg.Metrics})
 	var err error
@@ -164,7 +168,7 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener, services 
 	ctx, fail := context.WithCancel(ctx)
 	defer fail()
 	var serving, background sync.WaitGroup
-	errs := make(chan error, 9+len(services))
+	errs := make(chan error, 10+len(services))
 	run := func(wg *sync.WaitGroup, part func() error) {
 		wg.Go(func() {
 			err := part()
@@ -181,7 +185,17 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener, services 
 	run(&background, func() error { return d.probes.Run(rest) })
 	run(&background, func() error { return d.outbound.Run(rest) })
 	run(&background, func() error { return d.inbound.Run(rest) })
-	run(&background, func() error { return responder.Serve(rest, d.probing) })
+	answering, stopAnswering := context.WithCancel(rest)
+	defer stopAnswering()
+	run(&background, func() error { return responder.Serve(answering, d.probing) })
+	run(&background, func() error {
+		defer stopAnswering()
+		select {
+		case <-d.resting:
+		case <-rest.Done():
+		}
+		return nil
+	})
 	run(&serving, func() error {
 		return d.relay.Serve(ctx, proxy, relay.Entry{Router: d.outbound.Router()})
 	})
@@ -202,8 +216,13 @@ func (d *Dataplane) Run(ctx context.Context, proxy, mesh net.Listener, services 
 	return all
 }
 
-// Rest takes no new connections of other agents.
-func (d *Dataplane) Rest() { d.mux.Rest() }
+// Rest takes no new connections, as the next agent of this node does. Callers are asked to make new ones, and other agents, for
+// their probes, are made to: this agent knows of ever fewer of the requests that replicas have.
+func (d *Dataplane) Rest() {
+	d.mux.Rest()
+	d.rest()
+	d.relay.Rest()
+}
 
 // Leave asks callers to make new connections, and goes on to serve them until Run ends.
 func (d *Dataplane) Leave() { d.relay.Leave() }

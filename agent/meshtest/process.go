@@ -116,6 +116,16 @@ func (p *Process) Kill() {
 	<-p.ended
 }
 
+// Ended reports whether the process has ended.
+func (p *Process) Ended() bool {
+	select {
+	case <-p.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 // Wait waits for the process to end and returns its exit code, -1 if a signal ended it.
 func (p *Process) Wait(within time.Duration) int {
 	p.t.Helper()

@@ -22,6 +22,7 @@ const (
 
 	sweepEvery  = 5 * time.Millisecond // at most
 	stableAfter = 2 * time.Second      // a connection that lasted so long is dialed again at once
+	closedAfter = minBackoff           // and one that lasted so long, if the peer has closed it in good order
 	minBackoff  = 100 * time.Millisecond
 	maxBackoff  = 1600 * time.Millisecond // and a quarter of jitter
 

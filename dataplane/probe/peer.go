@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -124,11 +125,12 @@ func (p *peer) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if lasted >= stableAfter {
+		stable := lasted >= stableAfter
+		if stable {
 			backoff = minBackoff
-			if !errors.Is(err, errSilent) && !errors.Is(err, errFormat) {
-				continue // at once: the peer may have closed it with good reason
-			}
+		}
+		if stable && !errors.Is(err, errSilent) && !errors.Is(err, errFormat) || errors.Is(err, io.EOF) && lasted >= closedAfter {
+			continue // at once: the peer may have closed it with good reason
 		}
 		p.become(down, err)
 		if !p.rest(ctx, backoff+rand.N(backoff/4)) {

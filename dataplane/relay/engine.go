@@ -30,6 +30,8 @@ type Engine struct {
 	memory  memory
 	leaving chan struct{} // closed by leave
 	leave   func()
+	resting chan struct{} // closed by rest
+	rest    func()
 
 	mu sync.Mutex
 	// mu guards the field below.
@@ -45,8 +47,9 @@ func New(cfg Config) *Engine {
 	if cfg.DrainTimeout == 0 {
 		cfg.DrainTimeout = 30 * time.Second
 	}
-	e := &Engine{cfg: cfg, upstreams: map[*Upstream]bool{}, leaving: make(chan struct{})}
+	e := &Engine{cfg: cfg, upstreams: map[*Upstream]bool{}, leaving: make(chan struct{}), resting: make(chan struct{})}
 	e.leave = sync.OnceFunc(func() { close(e.leaving) })
+	e.rest = sync.OnceFunc(func() { close(e.resting) })
 	e.metrics = newMetrics(cfg.Metrics, e.connections)
 	e.works.New = func() any { return newWork() }
 	e.watch.clock.Store(time.Now().UnixMilli())
@@ -56,6 +59,22 @@ func New(cfg Config) *Engine {
 // Leave tells the callers that have connections to make new ones, before the end comes: who sends a request just when its
 // connection is closed doesn't know whether it was taken.
 func (e *Engine) Leave() { e.leave() }
+
+// Rest does so, and takes no new connections: somebody else does.
+func (e *Engine) Rest() {
+	e.rest()
+	e.leave()
+}
+
+// rests reports whether Rest was called.
+func (e *Engine) rests() bool {
+	select {
+	case <-e.resting:
+		return true
+	default:
+		return false
+	}
+}
 
 // reapEvery is how often connections are looked for that nobody has used for long.
 const reapEvery = 500 * time.Millisecond

@@ -47,6 +47,9 @@ func (e *Engine) Serve(ctx context.Context, l net.Listener, entry Entry) error {
 	s.wg.Go(func() {
 		select {
 		case <-e.leaving:
+			if e.rests() {
+				l.Close()
+			}
 			s.announce()
 			<-ctx.Done()
 		case <-ctx.Done():
@@ -87,6 +90,9 @@ func (s *server) accept(ctx context.Context, l net.Listener) error {
 			s.take(c)
 		case ctx.Err() != nil:
 			return nil
+		case s.engine.rests():
+			<-ctx.Done()
+			return nil
 		default:
 			return fmt.Errorf("accept connections: %w", err)
 		}
@@ -112,6 +118,9 @@ func (s *server) take(c net.Conn) {
 		return
 	}
 	x := newSession(s, c, entry, workload)
+	if s.engine.rests() {
+		x.announce() // it was accepted in the last moment
+	}
 	s.sessions[x] = true
 	s.engine.metrics.accepted.Inc()
 	s.engine.metrics.open.Inc()
