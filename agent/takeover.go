@@ -197,13 +197,17 @@ func (a *Agent) greet(ctx context.Context) (*predecessor, error) {
 	}
 	p := &predecessor{conn: conn}
 	impatience := time.AfterFunc(greetingTimeout, p.hangUp)
-	defer impatience.Stop()
 	var greeting *meshv1.TakeOverResponse
 	p.stream, err = meshv1.NewAdminClient(conn).TakeOver(ctx)
 	if err == nil {
 		greeting, err = p.stream.Recv()
 	}
+	silent := !impatience.Stop()
 	switch {
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	case silent:
+		err = fmt.Errorf("what listens at %s is no agent: it says nothing; choose another address with --admin", a.cfg.Admin)
 	case err == nil && greeting.Node == string(a.cfg.Node):
 		return p, nil
 	case err == nil:

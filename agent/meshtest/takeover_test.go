@@ -39,17 +39,29 @@ func newHouse(t *testing.T) *house {
 	return h
 }
 
-// next starts one more agent on b, and returns once it stands by.
-func (h *house) next() (next *meshtest.Agent, folder string) {
+// start starts one more agent on b.
+func (h *house) start(flags ...string) (next *meshtest.Agent, folder string) {
 	h.t.Helper()
 	folder = h.t.TempDir()
 	copyFile(h.t, filepath.Join(folder, "identity"), filepath.Join(h.folder, "identity")) // as those of a node of Kubernetes have the same
-	next = h.StartAgent(h.Node("b"), "--data-dir", folder)
-	meshtest.Eventually(h.t, patience, "the next agent is ready", func() bool {
-		out, _, code := h.b.Meshctl("--agent", "unix://"+filepath.Join(folder, "admin.sock"), "ready")
-		return code == 0 && strings.Contains(out, "standing by")
-	})
+	return h.StartAgent(h.Node("b"), append([]string{"--data-dir", folder}, flags...)...), folder
+}
+
+// next does so, and returns once it stands by.
+func (h *house) next() (next *meshtest.Agent, folder string) {
+	h.t.Helper()
+	next, folder = h.start()
+	h.awaitReadiness(folder, 0, "standing by")
 	return next, folder
+}
+
+// awaitReadiness waits until meshctl says so of an agent on b, with that exit code.
+func (h *house) awaitReadiness(folder string, code int, words string) {
+	h.t.Helper()
+	meshtest.Eventually(h.t, patience, "the agent says of its readiness: "+words, func() bool {
+		out, _, got := h.b.Meshctl("--agent", "unix://"+filepath.Join(folder, "admin.sock"), "ready")
+		return got == code && strings.Contains(out, words)
+	})
 }
 
 func copyFile(t *testing.T, to, from string) {
@@ -109,5 +121,90 @@ func TestTakeOver(t *testing.T) {
 	}
 	if n := len(h.a.Alive()); n != 2 {
 		t.Errorf("%d agents are alive, want 2", n)
+	}
+}
+
+// TestTakeOverFromTheDead kills an agent beside which another one stands by.
+func TestTakeOverFromTheDead(t *testing.T) {
+	h := newHouse(t)
+	next, _ := h.next()
+	killed := time.Now()
+	h.b.Kill()
+	meshtest.Eventually(t, patience, "the next agent serves", func() bool {
+		code, _ := next.Page("/readyz")
+		return code == 200 && len(h.a.Usable()) == 6
+	})
+	t.Logf("the next agent had it all %v later", time.Since(killed).Round(time.Millisecond))
+	load := next.Load(rate / 2)
+	load.More(rate / 2)
+	load.Stop().WantNoLoss(t)
+}
+
+// TestTakeOverCalledOff ends agents that stand by.
+func TestTakeOverCalledOff(t *testing.T) {
+	h := newHouse(t)
+	load := h.a.Load(rate / 2)
+	next, _ := h.next()
+	third, folder := h.start()
+	third.AwaitLog("waiting to come next on this node")
+	next.Signal(syscall.SIGTERM)
+	if code := next.Wait(patience); code != 0 {
+		t.Errorf("exit code %d of an agent that stands by, want 0", code)
+	}
+	h.awaitReadiness(folder, 0, "standing by")
+	third.Signal(syscall.SIGTERM)
+	third.Wait(patience)
+	load.More(rate / 2)
+	load.Stop().WantNoLoss(t)
+	if n := h.a.Registered("b"); n != 3 {
+		t.Errorf("%d replicas of b are registered, want 3", n)
+	}
+}
+
+// TestTakeOverUnready ends an agent whose successor does not know what there is.
+func TestTakeOverUnready(t *testing.T) {
+	h := newHouse(t)
+	cluster := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(cluster, []byte(nowhere), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	next, folder := h.start("--kubernetes", "--kubeconfig", cluster)
+	h.awaitReadiness(folder, 1, "not all is known yet")
+	h.b.Signal(syscall.SIGTERM)
+	if code := h.b.Wait(patience); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	if n := h.a.Registered("b"); n != 0 {
+		t.Errorf("%d replicas of b are registered, want 0", n)
+	}
+	next.AwaitLog("agent started") // as one that comes to a node without agents
+	h.awaitReadiness(folder, 1, "127.0.0.1:9")
+}
+
+// nowhere is a cluster that nobody answers for.
+const nowhere = `
+apiVersion: v1
+kind: Config
+clusters: [{name: nowhere, cluster: {server: "https://127.0.0.1:9"}}]
+contexts: [{name: nowhere, context: {cluster: nowhere, user: nobody}}]
+users: [{name: nobody, user: {}}]
+current-context: nowhere
+`
+
+// TestTakeOverElsewhere starts agents that can't take over.
+func TestTakeOverElsewhere(t *testing.T) {
+	h := newHouse(t)
+	other, _ := h.start("--node", "c")
+	if code := other.Wait(patience); code != 1 || !strings.Contains(other.Log(), `is that of node "b", and this one is that of "c"`) {
+		t.Errorf("exit code %d, want 1, and: %s", code, other.Log())
+	}
+	l, err := h.Node("b").Listen("127.0.0.1:15011")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	silent, _ := h.start("--admin", "127.0.0.1:15011")
+	if code := silent.Wait(patience); code != 1 || !strings.Contains(silent.Log(), "what listens at 127.0.0.1:15011 is no agent") {
+		t.Errorf("exit code %d, want 1, and: %s", code, silent.Log())
 	}
 }
