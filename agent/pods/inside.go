@@ -192,6 +192,9 @@ func (p *Pods) Status() []Status {
 	for uid, in := range held {
 		s, ok := in.status()
 		if told[uid] = ok; ok {
+			if s.Err == errSettling {
+				s.Err = cmp.Or(failed[uid], errSettling) // it is tried again
+			}
 			all = append(all, s)
 		} else if in.err != nil {
 			failed[uid] = in.err // of which Run has not taken note yet

@@ -198,6 +198,7 @@ func TestTakeOver(t *testing.T) {
 			t.Errorf("the status of %s while it drains: %+v", a.name, status)
 		}
 		l.during(a.name+" ends", a.stop, name)
+		kept.Close()
 		if rules := s.Rules(); !strings.Contains(rules, "table inet headroom-guard") {
 			t.Errorf("there is no guard after %s:\n%s", a.name, rules)
 		}
