@@ -135,9 +135,6 @@ func (p *Pods) settle(ctx context.Context, in *inside) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.failed, in.pod.UID)
-	if p.orders.released { // meanwhile
-		in.release(p.cfg.Log)
-	}
 }
 
 // accept accepts until ctx has ended, and then what is still in line: the listener is not closed before that.
