@@ -24,6 +24,7 @@ type Capture struct {
 
 	kernel *kernel // nil: the rules are not in place
 	port   uint16  // at which captured connections arrive; zero: the configured one
+	freed  bool    // by Release
 	four   bool    // only IPv4 is captured
 	real   Real
 }
@@ -128,6 +129,9 @@ func (c *Capture) install(k *kernel, r *router, cgroups []cgroup) error {
 	if err := k.fill(c.cfg, cmp.Or(c.port, c.cfg.Port), c.four, cgroups, c.real.sorted); err != nil {
 		return err
 	}
+	if c.freed {
+		k.FlushTable(k.table) // so that its rules are never in force
+	}
 	if err := k.flush(); err != nil {
 		return fmt.Errorf("put nftables rules in place (which takes the kernel's modules nft_chain_nat, nft_redir, nft_reject_inet and nft_socket): %w", err)
 	}
@@ -201,10 +205,11 @@ func (c *Capture) mendRoutes(r *router) error {
 }
 
 // Release lets new connections go where they would without an agent: those to virtual addresses are refused. Those that are
-// captured go on until Run ends. It is for agents that drain.
+// captured go on until Run ends. It is for agents that drain. Before Run is ready, none will be captured.
 func (c *Capture) Release() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.freed = true
 	if c.kernel == nil {
 		return nil
 	}

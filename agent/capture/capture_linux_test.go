@@ -745,6 +745,28 @@ func TestRelease(t *testing.T) {
 	wantOutcome(t, "a captured one", <-held, "still captured")
 }
 
+// TestReleaseBeforeRun expects nothing to be captured from the start.
+func TestReleaseBeforeRun(t *testing.T) {
+	n := newNode(t)
+	n.pod.listen(":8080", constant("the pod itself"))
+	c, err := capture.New(n.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Release(); err != nil {
+		t.Fatal(err)
+	}
+	run(t, c)
+	if err := c.SetReal([]netip.AddrPort{netip.MustParseAddrPort("10.9.0.2:8080")}); err != nil {
+		t.Error(err)
+	}
+	wantOutcome(t, "a virtual address", n.Dial("198.18.0.1:80"), nettest.Refused)
+	wantOutcome(t, "a real address", n.Dial("10.9.0.2:8080"), "the pod itself")
+	if st, err := c.Status(); err != nil || st.Owner == 0 {
+		t.Errorf("status: %+v, %v", st, err)
+	}
+}
+
 // TestManyRealAddresses prints how long changes take, and expects each address to be captured only while it is wanted.
 func TestManyRealAddresses(t *testing.T) {
 	n := newNode(t)

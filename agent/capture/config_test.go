@@ -31,6 +31,8 @@ func TestValidate(t *testing.T) {
 		{func(c *capture.Config) { c.IPv4 = netip.MustParsePrefix("127.1.0.0/16") }, "127.0.0.0/8, which has a meaning of its own"},
 		{func(c *capture.Config) { c.IPv6 = netip.MustParsePrefix("fe80::/64") }, "fe80::/10, which has a meaning of its own"},
 		{func(c *capture.Config) { c.ExemptPorts = []uint16{22, 0} }, "ExemptPorts: 0 is no port"},
+		{func(c *capture.Config) { c.TakeOver = true }, "TakeOver: another agent can be taken over from in pods only: set Pod"},
+		{func(c *capture.Config) { c.TakeOver, c.Pod, c.Port = true, true, 65535 }, "Port: want the next one, too"},
 		{func(c *capture.Config) { c.ExemptCgroups = []string{"a/../b"} }, `ExemptCgroups: "a/../b"`},
 		{func(c *capture.Config) { c.ExemptCgroups = []string{"/"} }, `ExemptCgroups: "/"`},
 	}

@@ -49,8 +49,11 @@ func (c *Capture) Listen() ([]net.Listener, error) {
 		return all, err
 	}
 	left, lookErr := leftIn(c.cfg.Netns)
-	if lookErr != nil || len(left.owners()) == 0 {
-		return nil, errors.Join(err, lookErr) // it is no agent's
+	switch {
+	case lookErr != nil:
+		return nil, errors.Join(err, lookErr)
+	case len(left.owners()) == 0:
+		return c.listenAt(c.cfg.Port) // unless it was that of an agent that has just ended, it is none's
 	}
 	if err := left.busy(c.cfg.TakeOver); err != nil {
 		return nil, err

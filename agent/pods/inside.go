@@ -135,9 +135,6 @@ func (p *Pods) settle(ctx context.Context, in *inside) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.failed, in.pod.UID)
-	if p.orders.released { // meanwhile
-		in.release(p.cfg.Log)
-	}
 }
 
 // accept accepts until ctx has ended, and then what is still in line: the listener is not closed before that.
@@ -192,6 +189,9 @@ func (p *Pods) Status() []Status {
 	for uid, in := range held {
 		s, ok := in.status()
 		if told[uid] = ok; ok {
+			if s.Err == errSettling {
+				s.Err = cmp.Or(failed[uid], errSettling) // it is tried again
+			}
 			all = append(all, s)
 		} else if in.err != nil {
 			failed[uid] = in.err // of which Run has not taken note yet

@@ -386,4 +386,7 @@ func (p *Pods) start(ctx context.Context, entered *sync.WaitGroup, in *inside) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.inside[in.pod.UID] = in
+	if p.orders.released { // meanwhile
+		in.release(p.cfg.Log)
+	}
 }
