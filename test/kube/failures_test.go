@@ -5,6 +5,7 @@ package kube
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -119,6 +120,42 @@ func withoutEtcd(t *testing.T) {
 	wantAll(t, begin, throughMesh)
 }
 
+// brokenUpgrade has agents replaced by what can't run on these nodes. Kubernetes waits in vain for the first one to be ready:
+// the agents stay that there are, and so does the traffic, until the upgrade is taken back.
+func brokenUpgrade(t *testing.T) {
+	before, begin := agents(t), time.Now()
+	_, err := run("", "helm", "upgrade", release, chart, "--namespace", system, "--values", "testdata/values.yaml",
+		"--set", "image.tag=arm64", "--wait", "--timeout", "10s")
+	if err == nil || !strings.Contains(err.Error(), "DaemonSet/headroom-system/headroom not ready") {
+		t.Errorf("helm doesn't say what isn't ready: %v", err)
+	}
+	eventually(t, 30*time.Second, func() error {
+		if out := kubectl(t, "--namespace", system, "get", "pods"); !strings.Contains(out, "CrashLoopBackOff") {
+			return fmt.Errorf("no agent fails to start:\n%s", out)
+		}
+		return nil
+	})
+	if now := agents(t); len(now) != len(before)+1 {
+		t.Errorf("there are the agents %v beside those from before, %v: want one of the next, on one node", now, before)
+	}
+	steady.want(t, 3, throughMesh)
+	helm(t, "rollback", release, "--namespace", system, "--wait", "--timeout", "2m")
+	eventually(t, time.Minute, func() error {
+		if now := agents(t); !slices.Equal(now, before) {
+			return fmt.Errorf("the agents are %v, want those from before, %v", now, before)
+		}
+		return nil
+	})
+	wantAll(t, begin, throughMesh)
+}
+
+// agents tells of all, by name, how often they were restarted.
+func agents(t *testing.T) []string {
+	t.Helper()
+	return strings.Split(strings.TrimSpace(kubectl(t, "--namespace", system, "get", "pods", "--selector", "app.kubernetes.io/component=agent",
+		"--sort-by", ".metadata.name", "--output", `jsonpath={range .items[*]}{.metadata.name}: {.status.containerStatuses[0].restartCount}{"\n"}{end}`)), "\n")
+}
+
 // agentKilled leaves pods with what Kubernetes does for them, until an agent is back: soon after the first time that it has
 // ended so, not so soon after the second.
 func agentKilled(t *testing.T) {
@@ -142,7 +179,7 @@ func agentKilled(t *testing.T) {
 	steady.unharmed(t, killed.Add(time.Second)) // but for what was in flight then
 }
 
-// agentDeleted replaces the agent of a node while pods there send.
+// agentDeleted replaces the agent of a node while pods there send. The next one starts as soon as that one is told to end.
 func agentDeleted(t *testing.T) {
 	begin := time.Now()
 	kubectl(t, "--namespace", system, "delete", agentOn(t, "node1"), "--wait")
@@ -151,10 +188,12 @@ func agentDeleted(t *testing.T) {
 	steady.unharmed(t, begin)
 }
 
+// agentOn names the agent of a node, and not one that it has taken over from, which may not have ended yet.
 func agentOn(t *testing.T, node string) string {
 	t.Helper()
 	return strings.TrimSpace(kubectl(t, "--namespace", system, "get", "pods", "--selector", "app.kubernetes.io/component=agent",
-		"--field-selector", "spec.nodeName="+node, "--output", "name"))
+		"--field-selector", "spec.nodeName="+node, "--output",
+		`go-template={{range .items}}{{if not .metadata.deletionTimestamp}}{{"pod/"}}{{.metadata.name}}{{"\n"}}{{end}}{{end}}`))
 }
 
 // withoutRights starts an agent that may not see pods.

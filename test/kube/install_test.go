@@ -42,6 +42,7 @@ func TestHeadroom(t *testing.T) {
 		{"balancing", balancing},
 		{"without control plane", withoutControlPlane},
 		{"without etcd", withoutEtcd},
+		{"broken upgrade", brokenUpgrade},
 		{"agent killed", agentKilled},
 		{"agent deleted", agentDeleted},
 		{"without rights", withoutRights},

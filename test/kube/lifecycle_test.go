@@ -44,7 +44,7 @@ func TestLifecycle(t *testing.T) {
 	began := time.Now()
 	var windows []window
 	for _, e := range events {
-		if only := os.Getenv("EVENT"); only != "" && !strings.Contains(e.name, only) {
+		if only := os.Getenv("EVENT"); only != "" && !strings.Contains(e.name, only) && e.name != first {
 			continue
 		}
 		time.Sleep(calm)
@@ -52,6 +52,9 @@ func TestLifecycle(t *testing.T) {
 		e.do(t)
 		awaitSettled(t)
 		w.took = time.Since(w.began)
+		if e.after != nil {
+			t.Run("after "+e.name, e.after)
+		}
 		time.Sleep(calm)
 		w.ended = time.Now()
 		t.Logf("%s: %v", e.name, w.took.Round(time.Second))
@@ -81,10 +84,15 @@ type event struct {
 	pods  int // of each service end
 	kills int // requests of each series may be in flight through what is killed
 	do    func(t *testing.T)
+	after func(t *testing.T) // what else there is to see when everything is as it is wanted
 }
 
+// first is an event that is always there: connections from before their services were in the mesh end in it, and those that
+// come instead are captured.
+const first = "restart of the deployments"
+
 var events = []event{
-	{name: "restart of the deployments", pods: 3, do: func(t *testing.T) {
+	{name: first, pods: 3, do: func(t *testing.T) {
 		for _, ns := range []string{meshed, plain} {
 			kubectl(t, "--namespace", ns, "rollout", "restart", "deployment")
 		}
@@ -97,13 +105,22 @@ var events = []event{
 		scale(t, "abrupt", "10")
 		scale(t, "abrupt", "3")
 	}},
-	{name: "restart of the agents", do: func(t *testing.T) {
+	{name: "restart of the agents", after: keptInMesh, do: func(t *testing.T) {
 		kubectl(t, "--namespace", "headroom-system", "rollout", "restart", "daemonset/headroom")
 	}},
-	{name: "helm upgrade", do: func(t *testing.T) {
+	{name: "helm upgrade", after: keptInMesh, do: func(t *testing.T) {
 		helm(t, "upgrade", "headroom", "../../deploy/helm", "--namespace", "headroom-system", "--reuse-values", "--wait",
 			"--set-string", fmt.Sprintf("agent.podAnnotations.upgraded=%d", time.Now().Unix()))
 	}},
+	{name: "restart of etcd", do: func(t *testing.T) {
+		kubectl(t, "--namespace", "headroom-system", "rollout", "restart", "statefulset/headroom-etcd")
+	}},
+	{name: "drain of a node", pods: 3, do: func(t *testing.T) {
+		kubectl(t, "drain", "node2", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
+		kubectl(t, "uncordon", "node2")
+	}},
+	// The last one: kept connections that pods make while their node has no agent stay outside the mesh until they end, so
+	// whatever came after would tell of plain Kubernetes.
 	{name: "agent killed", kills: 3, do: func(t *testing.T) {
 		pid := strings.TrimSpace(cluster(t, "exec", "node1", "pgrep", "-x", "agent"))
 		cluster(t, "exec", "node1", "kill", "-9", pid)
@@ -114,13 +131,6 @@ var events = []event{
 			}
 			return err
 		})
-	}},
-	{name: "restart of etcd", do: func(t *testing.T) {
-		kubectl(t, "--namespace", "headroom-system", "rollout", "restart", "statefulset/headroom-etcd")
-	}},
-	{name: "drain of a node", pods: 3, do: func(t *testing.T) {
-		kubectl(t, "drain", "node2", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
-		kubectl(t, "uncordon", "node2")
 	}},
 }
 
@@ -211,6 +221,66 @@ func awaitSettled(t *testing.T) {
 	} {
 		kubectl(t, "--namespace", what[0], "rollout", "status", "--timeout=5m", what[1])
 	}
+	eventually(t, 2*time.Minute, func() error { // those that others have taken over from may still finish what they have
+		pods, err := run("", "kubectl", "--namespace", system, "get", "pods", "--selector", "app.kubernetes.io/component=agent",
+			"--output", `jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name}{"\n"}{end}`)
+		if err == nil && strings.Count(pods, "\n") != 2 {
+			err = fmt.Errorf("there are these agents, want one on each node:\n%s", pods)
+		}
+		return err
+	})
+}
+
+// keptInMesh wants all connections of the senders in the mesh to be captured: those that they keep, too, which go on for as
+// long as nobody ends them.
+func keptInMesh(t *testing.T) {
+	eventually(t, 30*time.Second, func() error {
+		senders, err := run("", "kubectl", "--namespace", meshed, "get", "pods", "--selector", "app=sender",
+			"--output", `jsonpath={range .items[*]}{.spec.nodeName} {.status.podIP}{"\n"}{end}`)
+		if err != nil {
+			return err
+		}
+		for sender := range strings.Lines(senders) {
+			node, ip, _ := strings.Cut(strings.TrimSpace(sender), " ")
+			out, err := run("", "./cluster.sh", "exec", node, "ip", "-all", "netns", "exec", "ss", "-tnH", "state", "established")
+			if err != nil {
+				return err
+			}
+			if captured, past := connections(out, ip); len(captured) == 0 || len(past) > 0 {
+				return fmt.Errorf("the sender on %s, %s, has %d connections in the mesh, and past it %q", node, ip, len(captured), past)
+			}
+		}
+		return nil
+	})
+}
+
+// connections finds, in what ss tells of all network namespaces of a node, the connections of a pod to port 80. Each that is
+// captured has another end in the same namespace: at the port of an agent, or the other port of one that takes over.
+func connections(out, ip string) (captured, past []string) {
+	for _, namespace := range strings.Split(out, "netns: ") {
+		var calls [][2]string // both ends
+		atAgent := map[string]bool{}
+		for l := range strings.Lines(namespace) {
+			fields := strings.Fields(l) // two queues, this end, the other end
+			if len(fields) < 4 {
+				continue
+			}
+			switch here, there := fields[2], fields[3]; {
+			case strings.HasSuffix(here, ":15006"), strings.HasSuffix(here, ":15007"):
+				atAgent[there] = true
+			case strings.HasPrefix(here, ip+":") && strings.HasSuffix(there, ":80"):
+				calls = append(calls, [2]string{here, there})
+			}
+		}
+		for _, c := range calls {
+			if atAgent[c[0]] {
+				captured = append(captured, c[0]+" to "+c[1])
+			} else {
+				past = append(past, c[0]+" to "+c[1])
+			}
+		}
+	}
+	return captured, past
 }
 
 // line is one of what senders print.
@@ -298,12 +368,21 @@ func (w window) tally(lines []line) map[string]*tally {
 			continue
 		}
 		into := &of.failed
-		if strings.Contains(l.Error, "EOF") || strings.Contains(l.Error, "broke") || strings.Contains(l.Error, "connection reset by peer") {
+		if broken(l.Error) {
 			into = &of.cutOff
 		}
 		*into = append(*into, fmt.Sprintf("%s, %s, after %.1f s of the event, %.0f ms: %s", l.Time.Format("15:04:05.000"), l.From, l.Time.Sub(w.began).Seconds(), l.Took, l.Error))
 	}
 	return all
+}
+
+// broken reports whether an error is of a connection that broke. The latter two are what Go's client says when it notices that
+// as it writes.
+func broken(err string) bool {
+	return slices.ContainsFunc([]string{
+		"EOF", "broke", "connection reset by peer",
+		"http2: client connection force closed via ClientConn.Close", "http2: client connection lost",
+	}, func(part string) bool { return strings.Contains(err, part) })
 }
 
 // installForLifecycle installs the chart, with an etcd that can lose one, unless it is installed.

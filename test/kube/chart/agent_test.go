@@ -11,12 +11,13 @@ import (
 	"testing"
 )
 
-// alone starts an agent where it has an address and nothing else, and asks it for all that it knows of.
+// alone starts an agent where it has an address and nothing else, and asks it for all that it knows of, at the socket where the
+// kubelet asks whether it is ready.
 const alone = `ip link set lo up
 ip address add "$IP" dev lo
 "$BIN/agent" "$@" 2>"$DIR/log" &
 trap 'kill -9 $!' EXIT
-timeout 60 sh -c 'until "$BIN/meshctl" --agent 127.0.0.1:15010 members 2>"$DIR/members"; do sleep 0.2; done' ||
+timeout 60 sh -c 'until "$BIN/meshctl" "$ASK" members 2>"$DIR/members"; do sleep 0.2; done' ||
 	{ cat "$DIR/members" "$DIR/log" >&2; exit 1; }`
 
 // TestCommandLine wants an agent to take the command line and the Secrets that the chart makes, also on a node that has an
@@ -57,6 +58,7 @@ func commandLine(t *testing.T, dir, ip string) []string {
 	_, agent, _ := strings.Cut(out, "\nkind: DaemonSet\n")
 	agent, _, _ = strings.Cut(agent, "\n---\n")
 	here := strings.NewReplacer("$(NODE_NAME)", "node1", "$(HOST_IP)", ip, "/etc/headroom", dir, "/var/lib/headroom", dir+"/data")
+	t.Setenv("ASK", here.Replace(regexp.MustCompile(`--agent=unix:[^"]+`).FindString(agent)))
 	args := []string{"--kubeconfig=" + dir + "/kubeconfig"}
 	for _, m := range regexp.MustCompile(`(?m)^ +- (--\S+)$`).FindAllStringSubmatch(agent, -1) {
 		args = append(args, here.Replace(m[1]))
