@@ -51,9 +51,9 @@ type Agent struct {
 	turn     atomic.Bool // no other agent is to end first
 
 	succession *succession
-	mesh     first // snapshot was applied
-	own      first // set of the replicas that files declare on this node was
-	known    first // what Kubernetes says of this node is
+	mesh       first // snapshot was applied
+	own        first // set of the replicas that files declare on this node was
+	known      first // what Kubernetes says of this node is
 
 	recapturing sync.Mutex // held while what is captured is brought up to date
 
@@ -73,7 +73,7 @@ func New(cfg Config) (*Agent, error) {
 	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder for the agent's data: %w; choose another with --data-dir", err)
 	}
-	a := &Agent{cfg: cfg, metrics: prometheus.NewRegistry(), mesh: newFirst(), own: newFirst(), known: newFirst(), succession: newSuccession(cfg.Node)}
+	a := &Agent{cfg: cfg, metrics: prometheus.NewRegistry(), mesh: newFirst(), own: newFirst(), known: newFirst(), succession: newSuccession(cfg)}
 	a.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	a.snapshot.Store(&registry.Snapshot{})
 	// All problems at once; only the last part needs the others, and all may need the zone.
@@ -152,7 +152,7 @@ func readSecret(flag, file string) (string, error) {
 func (a *Agent) newGossip() error {
 	c := gossip.Config{
 		Node: a.cfg.Node, Zone: a.cfg.Zone, Version: a.cfg.Version,
-		Bind: a.cfg.Gossip, Wait: a.cfg.TakeOver, Mesh: a.cfg.Mesh, Join: a.cfg.Join,
+		Bind: a.cfg.Gossip, Wait: a.cfg.TakeOver != "", Mesh: a.cfg.Mesh, Join: a.cfg.Join,
 		Log: a.cfg.Log, Metrics: a.metrics,
 	}
 	if a.cfg.GossipKeyFile != "" {

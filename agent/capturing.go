@@ -124,7 +124,7 @@ func (a *Agent) captureConfig(netns string) capture.Config {
 func (a *Agent) podsConfig() capture.Config {
 	return capture.Config{
 		Port: a.cfg.CapturePort, IPv4: a.cfg.VirtualIPv4, IPv6: a.cfg.VirtualIPv6, ExemptPorts: a.cfg.CaptureExemptPorts,
-		TakeOver: a.cfg.TakeOver,
+		TakeOver: a.cfg.TakeOver != "",
 	}
 }
 

@@ -62,7 +62,7 @@ func (a *Agent) claim(ctx context.Context) (c claims, err error) {
 	listen := listenOn
 	turn := make(chan struct{})
 	c.begin = sync.OnceFunc(func() { close(turn) })
-	if a.cfg.TakeOver {
+	if a.cfg.TakeOver != "" {
 		listen = func(at netip.AddrPort, flag string) (net.Listener, error) { return a.listenLater(at, flag, turn) }
 		if c.predecessor, err = a.findPredecessor(ctx); err != nil {
 			return c, err
@@ -77,7 +77,7 @@ func (a *Agent) claim(ctx context.Context) (c claims, err error) {
 	if c.services, err = a.listenServices(listen); err != nil {
 		return c, err
 	}
-	if !a.cfg.TakeOver {
+	if a.cfg.TakeOver == "" {
 		if err = a.tryPorts(); err != nil {
 			return c, err
 		}

@@ -132,9 +132,9 @@ type Config struct {
 	DataDir string
 
 	// TakeOver says that there may be another agent of this node, which is to end soon: this one stands by until then, and goes on
-	// from there. That one must share none of its files. It is not for agents with Capture, DNS or EtcdEmbedded. Default: no two
-	// agents may have the same addresses.
-	TakeOver bool
+	// from there. It is a name that both have, lest an agent of another mesh take over. They must share no files. It is not for
+	// agents with Capture, DNS or EtcdEmbedded. Default: no two agents may have the same addresses.
+	TakeOver string
 
 	// DrainDelay is the time between announcing the end and taking no more requests. Default 1s.
 	DrainDelay time.Duration
@@ -280,8 +280,8 @@ func (c Config) Validate() error {
 	if c.Kubeconfig != "" && !c.Kubernetes {
 		problem("--kubeconfig %s: want --kubernetes, too", c.Kubeconfig)
 	}
-	if c.TakeOver && (c.Capture || c.EtcdEmbedded != "" || c.DNS != "" && c.DNS != DNSOff) {
-		problem("--take-over: not with --capture, --dns or --etcd-embedded, of which a node has one")
+	if c.TakeOver != "" && (c.Capture || c.EtcdEmbedded != "" || c.DNS != "" && c.DNS != DNSOff) {
+		problem("--take-over %s: not with --capture, --dns or --etcd-embedded, of which a node has one", c.TakeOver)
 	}
 	problems = append(problems, c.validateMTLS(), c.validateCapture())
 	for flag, d := range map[string]time.Duration{"--drain-delay": c.DrainDelay, "--drain-timeout": c.DrainTimeout} {

@@ -81,15 +81,29 @@ func (a *Agent) Run(ctx context.Context) error {
 
 	<-ctx.Done()
 	a.cfg.Log.Info("draining", "reason", context.Cause(ctx))
-	if a.handOver(context.WithoutCancel(ctx)) {
-		err = a.retire(doors)
-	} else {
-		a.capturing.release()
-		a.farewell(context.WithoutCancel(ctx))
-	}
-	err = errors.Join(err, traffic.end(), capturing.end())
-	a.succession.close()
+	ending := a.end(context.WithoutCancel(ctx), doors)
+	err = errors.Join(traffic.end(), capturing.end())
+	ending()
 	return errors.Join(err, doors.end(), parts.end(), store.end())
+}
+
+// end takes the node out of the mesh, or leaves it to the next agent. The returned function ends the wait for one.
+func (a *Agent) end(ctx context.Context, doors *stage) (ended func()) {
+	if a.handOver(ctx) {
+		a.retire(doors)
+		time.Sleep(a.cfg.DrainDelay)
+		return a.succession.close
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var waiting sync.WaitGroup
+	waiting.Go(func() { a.handOverLate(ctx, doors) })
+	a.capturing.release()
+	a.farewell(ctx)
+	return func() {
+		cancel()
+		waiting.Wait()
+		a.succession.close()
+	}
 }
 
 // awaitTurn returns when this agent may do what no other one does. It reports false if ctx ends while another one still does.

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	meshv1 "github.com/headroom-mesh/headroom/api/mesh/v1"
-	"github.com/headroom-mesh/headroom/registry"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 const (
@@ -28,9 +28,10 @@ const (
 
 // succession is who comes after this agent on its node.
 type succession struct {
-	node  registry.NodeName
-	over  chan struct{} // closed when nobody is waited for any more
-	close func()
+	greeting *meshv1.TakeOverResponse
+	over     chan struct{} // closed when nobody is waited for any more
+	close    func()
+	readied  chan struct{} // holds one when somebody may have become ready
 
 	mu   sync.Mutex
 	next *successor // guarded by mu; nil: nobody
@@ -44,8 +45,9 @@ type successor struct {
 	gone    <-chan struct{}
 }
 
-func newSuccession(node registry.NodeName) *succession {
-	s := &succession{node: node, over: make(chan struct{})}
+func newSuccession(cfg Config) *succession {
+	greeting := &meshv1.TakeOverResponse{Node: string(cfg.Node), TakeOver: cfg.TakeOver}
+	s := &succession{greeting: greeting, over: make(chan struct{}), readied: make(chan struct{}, 1)}
 	s.close = sync.OnceFunc(func() { close(s.over) })
 	return s
 }
@@ -57,7 +59,7 @@ func (s *succession) serve(stream grpc.BidiStreamingServer[meshv1.TakeOverReques
 		return status.Error(codes.FailedPrecondition, "another agent waits already to come after this one")
 	}
 	defer s.leave()
-	if err := stream.Send(&meshv1.TakeOverResponse{Node: string(s.node)}); err != nil {
+	if err := stream.Send(s.greeting); err != nil {
 		return err
 	}
 	if err := awaitStage(stream, meshv1.TakeOverRequest_STAGE_READY); err != nil {
@@ -65,13 +67,17 @@ func (s *succession) serve(stream grpc.BidiStreamingServer[meshv1.TakeOverReques
 	}
 	close(next.ready)
 	select {
+	case s.readied <- struct{}{}:
+	default:
+	}
+	select {
 	case <-next.begin:
 	case <-s.over:
 		return status.Error(codes.Unavailable, "this agent ends")
 	case <-next.gone:
 		return stream.Context().Err()
 	}
-	if err := stream.Send(&meshv1.TakeOverResponse{Node: string(s.node), Begin: true}); err != nil {
+	if err := stream.Send(&meshv1.TakeOverResponse{Begin: true}); err != nil {
 		return err
 	}
 	if err := awaitStage(stream, meshv1.TakeOverRequest_STAGE_SERVING); err != nil {
@@ -158,13 +164,25 @@ func (a *Agent) handOver(ctx context.Context) bool {
 }
 
 // retire gives up what the next agent waits for, and asks callers to go there.
-func (a *Agent) retire(doors *stage) error {
+func (a *Agent) retire(doors *stage) {
 	a.draining.Store(true)
 	a.capturing.release()
 	a.dataplane.Rest()
-	err := doors.end()
-	time.Sleep(a.cfg.DrainDelay)
-	return err
+	_ = doors.end() // it is told in the end
+}
+
+// handOverLate does what it can for a next agent that is ready only when this one is about to end: until ctx ends.
+func (a *Agent) handOverLate(ctx context.Context, doors *stage) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.succession.readied:
+		}
+		if a.handOver(ctx) {
+			a.retire(doors)
+		}
+	}
 }
 
 // predecessor is the agent that this one comes after, on the same node.
@@ -208,10 +226,11 @@ func (a *Agent) greet(ctx context.Context) (*predecessor, error) {
 		err = ctx.Err()
 	case silent:
 		err = fmt.Errorf("what listens at %s is no agent: it says nothing; choose another address with --admin", a.cfg.Admin)
-	case err == nil && greeting.Node == string(a.cfg.Node):
+	case err == nil && proto.Equal(greeting, a.succession.greeting):
 		return p, nil
 	case err == nil:
-		err = fmt.Errorf("the agent at %s is that of node %q, and this one is that of %q; choose another address with --admin", a.cfg.Admin, greeting.Node, a.cfg.Node)
+		err = fmt.Errorf("the agent at %s is of node %q and --take-over %q, and this one of %q and %q; choose another address with --admin",
+			a.cfg.Admin, greeting.Node, greeting.TakeOver, a.cfg.Node, a.cfg.TakeOver)
 	case status.Code(err) == codes.Unavailable:
 		err = nil // nobody
 	case status.Code(err) == codes.Unimplemented:

@@ -27,7 +27,7 @@ func newHouse(t *testing.T) *house {
 	cfg.Nodes, cfg.EtcdApart = []string{"a", "b"}, true
 	cfg.Flags = func(node string) []string {
 		if node == "b" {
-			return []string{"--take-over"}
+			return []string{"--take-over", "house"}
 		}
 		return nil
 	}
@@ -195,7 +195,7 @@ current-context: nowhere
 func TestTakeOverElsewhere(t *testing.T) {
 	h := newHouse(t)
 	other, _ := h.start("--node", "c")
-	if code := other.Wait(patience); code != 1 || !strings.Contains(other.Log(), `is that of node "b", and this one is that of "c"`) {
+	if code := other.Wait(patience); code != 1 || !strings.Contains(other.Log(), `is of node "b" and --take-over "house", and this one of "c" and "house"`) {
 		t.Errorf("exit code %d, want 1, and: %s", code, other.Log())
 	}
 	l, err := h.Node("b").Listen("127.0.0.1:15011")

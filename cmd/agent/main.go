@@ -183,7 +183,7 @@ func addFlags(c *cobra.Command, cfg *agent.Config, logging *logFlags) {
 	addr(c, &cfg.Metrics, "metrics", "`IP:PORT` of the metrics alone, for others (default: none; the IP is that of --bind)")
 	f.StringVar(&cfg.AdminSocket, "admin-socket", "", "`PATH` of the admin API's Unix socket (default: admin.sock in --data-dir)")
 
-	f.BoolVar(&cfg.TakeOver, "take-over", false, "stand by while another agent of this node is still to end, and then go on in its place without a gap")
+	f.StringVar(&cfg.TakeOver, "take-over", "", "stand by while another agent of this node with the same `NAME` here is still to end, and then go on in its place without a gap")
 	f.DurationVar(&cfg.DrainDelay, "drain-delay", 0, "time between announcing the end and taking no more requests (default 1s)")
 	f.DurationVar(&cfg.DrainTimeout, "drain-timeout", 0, "longest time for requests in flight at the end (default 30s)")
 	f.BoolVar(&cfg.Stay, "stay", false, "keep this node's name in the gossip at the end, as for a restart")

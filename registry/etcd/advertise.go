@@ -62,7 +62,8 @@ func (r *Registry) Advertise(list []registry.Endpoint) {
 	r.advertise.set(wanted)
 }
 
-// Flush implements registry.Registry. It does not wait for another agent to give the name of the node up.
+// Flush implements registry.Registry. It does not wait for another agent to give the name of the node up, nor for what is handed
+// over to one.
 func (r *Registry) Flush(ctx context.Context) error {
 	for {
 		done, claim, changed := r.advertise.done()
@@ -74,6 +75,8 @@ func (r *Registry) Flush(ctx context.Context) error {
 		}
 		select {
 		case <-changed:
+		case <-r.handingOver.Done():
+			return nil
 		case <-ctx.Done():
 			if r.Connected() {
 				return fmt.Errorf("wait until the endpoints are registered: %w", ctx.Err())

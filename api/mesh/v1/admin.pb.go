@@ -268,10 +268,11 @@ func (x *TakeOverRequest) GetStage() TakeOverRequest_Stage {
 
 type TakeOverResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whose agent this is.
-	Node string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Whose agent this is, and who may take over from it: whoever has the same name for that.
+	Node     string `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	TakeOver string `protobuf:"bytes,2,opt,name=take_over,json=takeOver,proto3" json:"take_over,omitempty"`
 	// Whether it is time to begin. False in the first answer, which comes at once.
-	Begin         bool `protobuf:"varint,2,opt,name=begin,proto3" json:"begin,omitempty"`
+	Begin         bool `protobuf:"varint,3,opt,name=begin,proto3" json:"begin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -309,6 +310,13 @@ func (*TakeOverResponse) Descriptor() ([]byte, []int) {
 func (x *TakeOverResponse) GetNode() string {
 	if x != nil {
 		return x.Node
+	}
+	return ""
+}
+
+func (x *TakeOverResponse) GetTakeOver() string {
+	if x != nil {
+		return x.TakeOver
 	}
 	return ""
 }
@@ -2187,10 +2195,11 @@ const file_mesh_v1_admin_proto_rawDesc = "" +
 	"\x05Stage\x12\x15\n" +
 	"\x11STAGE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vSTAGE_READY\x10\x01\x12\x11\n" +
-	"\rSTAGE_SERVING\x10\x02\"<\n" +
+	"\rSTAGE_SERVING\x10\x02\"Y\n" +
 	"\x10TakeOverResponse\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
-	"\x05begin\x18\x02 \x01(\bR\x05begin\"\x15\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1b\n" +
+	"\ttake_over\x18\x02 \x01(\tR\btakeOver\x12\x14\n" +
+	"\x05begin\x18\x03 \x01(\bR\x05begin\"\x15\n" +
 	"\x13ListServicesRequest\"T\n" +
 	"\x14ListServicesResponse\x12<\n" +
 	"\bservices\x18\x01 \x03(\v2 .headroom.mesh.v1.ServiceSummaryR\bservices\"\xe1\x01\n" +
