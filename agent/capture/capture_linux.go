@@ -250,9 +250,12 @@ func (k *kernel) leaveGuard() error {
 		if err != nil {
 			return err
 		}
-		left, err := k.left()
-		if err != nil || !left.guard || len(left.owners()) > 0 {
+		tables, err := k.tables()
+		if err != nil {
 			return err
+		}
+		if left := leftOf(tables); !left.guard || len(left.owners()) > 0 {
+			return nil
 		}
 		if err = k.send(generation, tableMessage(delTable, acked, guardTable().Name)); !errors.Is(err, unix.ERESTART) {
 			return err
@@ -332,23 +335,25 @@ func (k *kernel) left() (left, error) {
 	if err != nil {
 		return left{}, err
 	}
-	var l left
-	for _, t := range tables {
-		if t.name == guardTable().Name {
-			l.guard = true
-			err = errors.Join(err, k.made(guardTable()))
-		}
-		for _, table := range captureTables() {
-			if t.name != table.Name {
-				continue
-			}
-			l.capture = append(l.capture, t)
-			if t.owner == 0 {
-				err = errors.Join(err, k.made(table))
-			}
-		}
+	l := leftOf(tables)
+	names := l.orphans()
+	if l.guard {
+		names = append(names, guardTable().Name)
+	}
+	for _, name := range names {
+		err = errors.Join(err, k.made(table(name)))
 	}
 	return l, err
+}
+
+func leftOf(tables []owned) (l left) {
+	for _, t := range tables {
+		l.guard = l.guard || t.name == guardTable().Name
+		if isCapture(table(t.name)) {
+			l.capture = append(l.capture, t)
+		}
+	}
+	return l
 }
 
 // made fails if a table has chains, but no rule of this package.

@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-
-	"github.com/google/nftables"
 )
 
 // Remove removes what an agent that has died has left in a network namespace, given as in Config: the guard, the routes,
@@ -93,7 +91,7 @@ func removeRoutes(ns namespace) ([]string, error) {
 func (k *kernel) removeTables(l left) ([]string, error) {
 	var removed []string
 	for _, t := range l.capture {
-		k.DelTable(&nftables.Table{Name: t.name, Family: nftables.TableFamilyINet})
+		k.DelTable(table(t.name))
 		removed = append(removed, "table inet "+t.name)
 	}
 	if l.guard {

@@ -27,15 +27,16 @@ const (
 // captureTables direct connections, those of an agent and of its successor. Each agent owns one. At the same priority the
 // kernel asks the chain first that was made last, so the successor decides.
 func captureTables() []*nftables.Table {
-	return []*nftables.Table{
-		{Name: "headroom", Family: nftables.TableFamilyINet},
-		{Name: "headroom-2", Family: nftables.TableFamilyINet},
-	}
+	return []*nftables.Table{table("headroom"), table("headroom-2")}
+}
+
+func table(name string) *nftables.Table {
+	return &nftables.Table{Name: name, Family: nftables.TableFamilyINet}
 }
 
 // guardTable refuses what goes to virtual addresses all the same. It outlives the agent.
 func guardTable() *nftables.Table {
-	return &nftables.Table{Name: "headroom-guard", Family: nftables.TableFamilyINet}
+	return table("headroom-guard")
 }
 
 // rule is what a rule does, in words, and how.

@@ -4,13 +4,14 @@ import "net/netip"
 
 // Status is what is in the kernel, and what that leaves alone.
 type Status struct {
-	// Owner is the netlink port of the process that captures, which is mostly its ID. Zero: nobody captures.
+	// Owner is the netlink port of the process that captures, which is mostly its ID: of this agent, if it does. Zero: nobody
+	// captures.
 	Owner uint32
 
 	// Version is that of the rules. Zero: there are none.
 	Version int
 
-	Chains []Chain        // of this package's tables
+	Chains []Chain        // of the guard and of the owner's table
 	Rules  []Rule         // in these
 	Sets   []Set          // in these tables
 	Routes []netip.Prefix // the virtual ranges that are routed to this node
@@ -18,7 +19,7 @@ type Status struct {
 	Exempt Exempt
 
 	// Before has chains of others that may see connections before this package's do, and direct them elsewhere. Of two with
-	// the same priority the kernel asks the newer one first, and doesn't tell which that is.
+	// the same priority the kernel asks the newer one first, and doesn't tell which that is, but for those of a successor.
 	Before []Chain
 }
 

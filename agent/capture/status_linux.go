@@ -25,8 +25,8 @@ func (c *Capture) Status() (Status, error) {
 	if err != nil {
 		return s, err
 	}
-	own := c.table(left)
-	k.table, s.Owner = &nftables.Table{Name: own.name, Family: nftables.TableFamilyINet}, own.owner
+	own := c.of(left)
+	k.table, s.Owner = table(own.name), own.owner
 	if err := k.describe(&s, left.after(own)); err != nil {
 		return s, err
 	}
@@ -44,8 +44,8 @@ func (c *Capture) Status() (Status, error) {
 	return s, err
 }
 
-// table returns the capture table of this agent; if it has none, that of the agent that decides.
-func (c *Capture) table(all left) (t owned) {
+// of returns the capture table of this agent; if it has none, that of the agent that decides.
+func (c *Capture) of(all left) (t owned) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, other := range all.capture {

@@ -13,10 +13,9 @@ import (
 	"github.com/headroom-mesh/headroom/agent/nettest"
 )
 
-// front is a real address, at which a server without a mesh listens in the tests' pods, and back one at which none does.
 const (
-	front = "10.96.0.10:80"
-	back  = "240.64.0.7:80" // virtual
+	front   = "10.96.0.10:80" // a real address, at which a server without a mesh listens in the tests' pods
+	virtual = "240.64.0.7:80"
 )
 
 // newPod is a network namespace as that of a pod.
@@ -68,7 +67,7 @@ func (s *space) generation(name string) generation {
 // leadsTo expects new connections to come to an agent.
 func (s *space) leadsTo(when, want string) {
 	s.T.Helper()
-	for _, to := range []string{front, back} {
+	for _, to := range []string{front, virtual} {
 		if said := s.Dial(to); said != want {
 			s.T.Errorf("%s, %s leads to %q, want %q", when, to, said, want)
 		}
@@ -247,7 +246,7 @@ func TestTakeOverPort(t *testing.T) {
 func TestTakeOverKilled(t *testing.T) {
 	s := newPod(t)
 	kill := s.startProcess(s.podConfig())
-	kept := s.connect(back)
+	kept := s.connect(virtual)
 	hear := make([]byte, len("held"))
 	if _, err := kept.Read(hear); err != nil {
 		t.Fatal(err)
@@ -269,7 +268,7 @@ func TestTakeOverKilled(t *testing.T) {
 	next.end()
 	killNext()
 	s.leadsToPlain()
-	if said := s.Dial(back); said != nettest.Refused {
+	if said := s.Dial(virtual); said != nettest.Refused {
 		t.Errorf("a virtual address without an agent leads to %q", said)
 	}
 	if removed, err := capture.Remove(s.Path); err != nil || !slices.Equal(removed, []string{"table inet headroom-guard"}) {

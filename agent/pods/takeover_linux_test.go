@@ -212,7 +212,7 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// TestTakeOverKilled kills an agent beside its successor, under load. Only what it was just answering may be lost.
+// TestTakeOverKilled kills an agent beside its successor, under load: nothing new is lost.
 func TestTakeOverKilled(t *testing.T) {
 	n := newNode(t)
 	s := newSpace(t).plain()
