@@ -51,6 +51,7 @@ type Agent struct {
 	turn     atomic.Bool // no other agent is to end first
 
 	succession *succession
+	later      []*later // addresses that another agent may still have; set before anything runs
 	mesh       first // snapshot was applied
 	own        first // set of the replicas that files declare on this node was
 	known      first // what Kubernetes says of this node is

@@ -101,7 +101,9 @@ func (a *Agent) listenLater(at netip.AddrPort, flag string, turn <-chan struct{}
 			return nil, err
 		}
 	}
-	return newLater(at, turn, a.cfg.Log), nil
+	later := newLater(at, turn, a.cfg.Log)
+	a.later = append(a.later, later)
+	return later, nil
 }
 
 // listenServices returns what it has also if it fails.

@@ -43,10 +43,8 @@ func (l *later) Accept() (net.Conn, error) {
 }
 
 func (l *later) listen() (net.Listener, error) {
-	select {
-	case <-l.bound:
+	if l.isBound() {
 		return l.listener, nil // which changes no more
-	default:
 	}
 	select {
 	case <-l.turn:
@@ -103,6 +101,15 @@ func (l *later) Close() error {
 
 // Addr returns the address that it is for.
 func (l *later) Addr() net.Addr { return net.TCPAddrFromAddrPort(l.at) }
+
+func (l *later) isBound() bool {
+	select {
+	case <-l.bound:
+		return true
+	default:
+		return false
+	}
+}
 
 // awaitBound waits until it listens, for a while.
 func (l *later) awaitBound(ctx context.Context, d time.Duration) {

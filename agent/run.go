@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -204,6 +205,7 @@ func (a *Agent) readiness() []admin.Check {
 			return registryReady(a.snapshot.Load().Revision, a.registry.Connected())
 		}},
 		{Name: "node", Func: a.nodeReady},
+		{Name: "addresses", Func: func() (string, error) { return "", a.addressesReady() }},
 		{Name: "draining", Func: func() (string, error) {
 			if a.draining.Load() {
 				return "", errors.New("this node is leaving the mesh")
@@ -240,6 +242,26 @@ func (a *Agent) nodeReady() (note string, err error) {
 		return "standing by: another agent of this node is still to end", nil
 	}
 	return "", errors.New("not all is known yet of what there is, here and elsewhere")
+}
+
+// addressesReady reports whether this agent has all its addresses, if it is its turn.
+func (a *Agent) addressesReady() error {
+	if !a.turn.Load() {
+		return nil
+	}
+	var missing []string
+	for _, l := range a.later {
+		if !l.isBound() {
+			missing = append(missing, l.at.String())
+		}
+	}
+	if !a.gossip.Listens() {
+		missing = append(missing, a.cfg.Gossip.String())
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("not to be had yet, as somebody has them: %s", strings.Join(missing, ", "))
+	}
+	return nil
 }
 
 // nameReady judges only while the registry is at hand: without it, what is registered goes on to be served.

@@ -223,6 +223,13 @@ func (g *Gossip) Run(ctx context.Context) error {
 	return nil
 }
 
+// Listens reports whether this agent can be reached by the others.
+func (g *Gossip) Listens() bool {
+	g.running.RLock()
+	defer g.running.RUnlock()
+	return g.list != nil
+}
+
 func (g *Gossip) setList(list *memberlist.Memberlist) {
 	g.running.Lock()
 	defer g.running.Unlock()
