@@ -29,8 +29,8 @@ const orientation = 2 * time.Second
 //  3. no new requests are taken, and those in flight finish;
 //  4. everything else ends, the embedded etcd last.
 //
-// If another agent of this node is ready to take over, the first two steps are left out: it serves, then callers are asked to
-// make new connections, which get to that one.
+// If another agent of this node is ready to take over, or becomes so soon, the first two steps are left out: it serves, then
+// callers are asked to make new connections, which get to that one.
 //
 // If a part fails, the agent ends in the same way and returns the error.
 func (a *Agent) Run(ctx context.Context) error {
@@ -90,6 +90,9 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // end takes the node out of the mesh, or leaves it to the next agent. The returned function ends the wait for one.
 func (a *Agent) end(ctx context.Context, doors *stage) (ended func()) {
+	if a.cfg.TakeOver != "" {
+		a.succession.await(ctx)
+	}
 	if a.handOver(ctx) {
 		a.retire(doors)
 		time.Sleep(a.cfg.DrainDelay)

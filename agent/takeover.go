@@ -18,6 +18,8 @@ import (
 )
 
 const (
+	// comingTimeout is how long an agent that has to end waits for the next one to be ready: Kubernetes may start it only then.
+	comingTimeout = 5 * time.Second
 	// takeOverTimeout bounds the time for the next agent to serve once it is its turn.
 	takeOverTimeout = 10 * time.Second
 	// greetingTimeout bounds the time for the agent before this one to say who it is.
@@ -123,6 +125,19 @@ func (s *succession) ready() *successor {
 		return s.next
 	default:
 		return nil
+	}
+}
+
+// await waits until one is ready, for a while.
+func (s *succession) await(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, comingTimeout)
+	defer cancel()
+	for s.ready() == nil {
+		select {
+		case <-s.readied:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

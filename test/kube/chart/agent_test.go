@@ -17,7 +17,7 @@ const alone = `ip link set lo up
 ip address add "$IP" dev lo
 "$BIN/agent" "$@" 2>"$DIR/log" &
 trap 'kill -9 $!' EXIT
-timeout 60 sh -c 'until "$BIN/meshctl" "$ASK" members 2>"$DIR/members"; do sleep 0.2; done' ||
+timeout 60 sh -c 'until "$BIN/meshctl" "$ASK" members 2>"$DIR/members" | grep alive; do sleep 0.2; done' ||
 	{ cat "$DIR/members" "$DIR/log" >&2; exit 1; }`
 
 // TestCommandLine wants an agent to take the command line and the Secrets that the chart makes, also on a node that has an
