@@ -52,9 +52,9 @@ type Agent struct {
 
 	succession *succession
 	later      []*later // addresses that another agent may still have; set before anything runs
-	mesh       first // snapshot was applied
-	own        first // set of the replicas that files declare on this node was
-	known      first // what Kubernetes says of this node is
+	mesh       first    // snapshot was applied
+	own        first    // set of the replicas that files declare on this node was
+	known      first    // what Kubernetes says of this node is
 
 	recapturing sync.Mutex // held while what is captured is brought up to date
 
