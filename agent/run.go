@@ -37,6 +37,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	claimed, err := a.claim(ctx)
+	if err != nil && ctx.Err() != nil {
+		return nil // it has to end before it has begun
+	}
 	if err != nil {
 		return err
 	}
