@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 )
 
 const (
@@ -241,7 +240,7 @@ func (a *Agent) greet(ctx context.Context) (*predecessor, error) {
 		err = ctx.Err()
 	case silent:
 		err = fmt.Errorf("what listens at %s is no agent: it says nothing; choose another address with --admin", a.cfg.Admin)
-	case err == nil && proto.Equal(greeting, a.succession.greeting):
+	case err == nil && a.succeeds(greeting):
 		return p, nil
 	case err == nil:
 		err = fmt.Errorf("the agent at %s is of node %q and --take-over %q, and this one of %q and %q; choose another address with --admin",
@@ -254,6 +253,11 @@ func (a *Agent) greet(ctx context.Context) (*predecessor, error) {
 	}
 	p.hangUp()
 	return nil, err
+}
+
+// succeeds reports whether this agent may take over from one. To that it makes no difference if that one would not do so itself.
+func (a *Agent) succeeds(greeting *meshv1.TakeOverResponse) bool {
+	return greeting.Node == string(a.cfg.Node) && (greeting.TakeOver == a.cfg.TakeOver || greeting.TakeOver == "")
 }
 
 func (p *predecessor) hangUp() { _ = p.conn.Close() } // there is nothing to lose

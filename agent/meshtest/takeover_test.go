@@ -198,6 +198,10 @@ func TestTakeOverElsewhere(t *testing.T) {
 	if code := other.Wait(patience); code != 1 || !strings.Contains(other.Log(), `is of node "b" and --take-over "house", and this one of "c" and "house"`) {
 		t.Errorf("exit code %d, want 1, and: %s", code, other.Log())
 	}
+	foreign, _ := h.start("--take-over", "other")
+	if code := foreign.Wait(patience); code != 1 || !strings.Contains(foreign.Log(), `is of node "b" and --take-over "house", and this one of "b" and "other"`) {
+		t.Errorf("exit code %d, want 1, and: %s", code, foreign.Log())
+	}
 	l, err := h.Node("b").Listen("127.0.0.1:15011")
 	if err != nil {
 		t.Fatal(err)
