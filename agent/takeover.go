@@ -41,9 +41,16 @@ type succession struct {
 // successor is an agent that waits for this one to end.
 type successor struct {
 	ready   chan struct{} // closed when it knows all that it needs
-	begin   chan struct{} // closed when it is its turn
+	turn    chan struct{} // closed when it is its turn
+	begin   func()        // makes it so
 	serving chan struct{} // closed when it serves
 	gone    <-chan struct{}
+}
+
+func newSuccessor(gone <-chan struct{}) *successor {
+	n := &successor{ready: make(chan struct{}), turn: make(chan struct{}), serving: make(chan struct{}), gone: gone}
+	n.begin = sync.OnceFunc(func() { close(n.turn) })
+	return n
 }
 
 func newSuccession(cfg Config) *succession {
@@ -55,7 +62,7 @@ func newSuccession(cfg Config) *succession {
 
 // serve answers an agent that is to come after this one, until it serves.
 func (s *succession) serve(stream grpc.BidiStreamingServer[meshv1.TakeOverRequest, meshv1.TakeOverResponse]) error {
-	next := &successor{ready: make(chan struct{}), begin: make(chan struct{}), serving: make(chan struct{}), gone: stream.Context().Done()}
+	next := newSuccessor(stream.Context().Done())
 	if !s.enter(next) {
 		return status.Error(codes.FailedPrecondition, "another agent waits already to come after this one")
 	}
@@ -72,7 +79,7 @@ func (s *succession) serve(stream grpc.BidiStreamingServer[meshv1.TakeOverReques
 	default:
 	}
 	select {
-	case <-next.begin:
+	case <-next.turn:
 	case <-s.over:
 		return status.Error(codes.Unavailable, "this agent ends")
 	case <-next.gone:
@@ -140,9 +147,9 @@ func (s *succession) await(ctx context.Context) {
 	}
 }
 
-// take lets it begin, and reports whether it serves.
+// take lets it begin, and reports whether it serves. If it was too slow the first time, it may be asked again.
 func (n *successor) take(ctx context.Context) bool {
-	close(n.begin)
+	n.begin()
 	select {
 	case <-n.serving:
 		return true
