@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/headroom-mesh/headroom/agent/capture"
 	"github.com/headroom-mesh/headroom/agent/nettest"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -21,10 +24,28 @@ const (
 // newPod is a network namespace as that of a pod.
 func newPod(t *testing.T) *space {
 	s := newSpace(t)
+	takeOwnPort(t, s.Path)
 	s.Run("ip", "address", "add", "10.96.0.10", "dev", "lo")
 	s.Run("ip", "route", "add", "default", "dev", "lo")
 	s.listen(front, constant("plain"))
 	return s
+}
+
+// takeOwnPort takes the netlink port that is this process's ID. A socket gets it when it is free, and the kernel removes the
+// tables of a port that a socket has given up also if another one has it by then: agents that follow each other are processes
+// of their own, with other ports.
+func takeOwnPort(t *testing.T, netns string) {
+	t.Helper()
+	file, err := os.Open(netns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: int(file.Fd())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
 }
 
 func (s *space) podConfig() capture.Config {
