@@ -212,3 +212,19 @@ func TestTakeOverElsewhere(t *testing.T) {
 		t.Errorf("exit code %d, want 1, and: %s", code, silent.Log())
 	}
 }
+
+// TestTakeOverFrozen ends an agent whose successor stands by, but does nothing when its turn comes.
+func TestTakeOverFrozen(t *testing.T) {
+	h := newHouse(t)
+	next, _ := h.next()
+	next.Signal(syscall.SIGSTOP)
+	h.b.Signal(syscall.SIGTERM)
+	if code := h.b.Wait(2 * patience); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	next.Signal(syscall.SIGCONT)
+	meshtest.Eventually(t, patience, "the next agent serves", func() bool {
+		code, _ := next.Page("/readyz")
+		return code == 200 && len(h.a.Usable()) == 6
+	})
+}
