@@ -82,7 +82,8 @@ func (a *Agent) claim(ctx context.Context) (c claims, err error) {
 			return c, err
 		}
 	}
-	if c.admin, err = a.admin.Listen(func(at netip.AddrPort) (net.Listener, error) { return listen(at, "--admin") }); err != nil {
+	flags := map[netip.AddrPort]string{a.cfg.Admin: "--admin", a.cfg.AdminHTTP: "--admin-http", a.cfg.Metrics: "--metrics"}
+	if c.admin, err = a.admin.Listen(func(at netip.AddrPort) (net.Listener, error) { return listen(at, flags[at]) }); err != nil {
 		return c, fmt.Errorf("%w (--admin-socket)", err)
 	}
 	return c, nil

@@ -194,16 +194,14 @@ func (a *Agent) retire(doors *stage) {
 
 // handOverLate does what it can for a next agent that is ready only when this one is about to end: until ctx ends.
 func (a *Agent) handOverLate(ctx context.Context, doors *stage) {
-	for {
+	for !a.handOver(ctx) {
 		select {
 		case <-ctx.Done():
 			return
 		case <-a.succession.readied:
 		}
-		if a.handOver(ctx) {
-			a.retire(doors)
-		}
 	}
+	a.retire(doors)
 }
 
 // predecessor is the agent that this one comes after, on the same node.

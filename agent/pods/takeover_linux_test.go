@@ -171,13 +171,26 @@ func (l *load) during(what string, do func(), agents ...string) {
 	}
 }
 
+// newPod returns a node, and the network namespace of the one pod that it has.
+func newPod(t *testing.T) (*node, *space) {
+	n, s := newNode(t), newSpace(t).plain()
+	s.Run("ip", "route", "add", "default", "dev", "lo")
+	n.process(group("a"), s)
+	return n, s
+}
+
+// isClean wants nothing to be left by agents.
+func (s *space) isClean(t *testing.T) {
+	t.Helper()
+	if rules := s.Rules(); rules != "" {
+		t.Errorf("this is left:\n%s", rules)
+	}
+}
+
 // TestTakeOver has agents follow each other in a pod that makes connections all the time. None fails, none goes past the agents, and all
 // that begin when the next agent has settled are its. Those that are kept go on until their agent ends.
 func TestTakeOver(t *testing.T) {
-	n := newNode(t)
-	s := newSpace(t).plain()
-	s.Run("ip", "route", "add", "default", "dev", "lo")
-	n.process(group("a"), s)
+	n, s := newPod(t)
 	a := startAgent(t, n, "agent 0")
 	a.settle(t)
 	l := startLoad(t, s)
@@ -207,17 +220,12 @@ func TestTakeOver(t *testing.T) {
 	l.end()
 	t.Logf("%d connections", l.total)
 	a.stop()
-	if rules := s.Rules(); rules != "" {
-		t.Errorf("this is left:\n%s", rules)
-	}
+	s.isClean(t)
 }
 
 // TestTakeOverKilled kills an agent beside its successor, under load: nothing new is lost.
 func TestTakeOverKilled(t *testing.T) {
-	n := newNode(t)
-	s := newSpace(t).plain()
-	s.Run("ip", "route", "add", "default", "dev", "lo")
-	n.process(group("a"), s)
+	n, s := newPod(t)
 	kill := startProcess(t, config(n))
 	await(t, "the first captures", func() bool { return strings.Contains(s.Rules(), "redirect") })
 	kept := s.connect(front)
@@ -233,17 +241,12 @@ func TestTakeOverKilled(t *testing.T) {
 	l.during("one is there", func() {}, "next")
 	l.end()
 	next.stop()
-	if rules := s.Rules(); rules != "" {
-		t.Errorf("this is left:\n%s", rules)
-	}
+	s.isClean(t)
 }
 
 // TestThird has a third agent come while two are there: it says so, settles, and captures when the first has ended.
 func TestThird(t *testing.T) {
-	n := newNode(t)
-	s := newSpace(t).plain()
-	s.Run("ip", "route", "add", "default", "dev", "lo")
-	n.process(group("a"), s)
+	n, s := newPod(t)
 	first := startAgent(t, n, "first")
 	first.settle(t)
 	startAgent(t, n, "second").settle(t)
